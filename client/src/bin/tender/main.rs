@@ -1,0 +1,2 @@
+//! The tool `tender`.
+fn main() {}

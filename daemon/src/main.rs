@@ -1,0 +1,2 @@
+//! tenderd.
+fn main() {}

@@ -1,0 +1,34 @@
+//! The contract: everything that two processes of Tender must agree on.
+//!
+//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`. They stop at the edges (the
+//!   daemon's `rpc/`, the client's `transport/`); inside, only the checked types below travel.
+//! * [`ids`], [`key`], [`coverage`], [`descriptor`]: raw input becomes one of these once, or is refused.
+//! * [`reason`]: the closed set of reasons why something was refused, missed or lost.
+//! * [`limits`]: the numbers both sides rely on.
+//! * [`shm`]: mappings, and the hand-over of file descriptors on one host.
+
+pub mod coverage;
+pub mod descriptor;
+pub mod ids;
+pub mod key;
+pub mod limits;
+pub mod reason;
+pub mod shm;
+
+/// Generated from `tender/v1/store.proto`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    clippy::all,
+    reason = "generated code; its documentation is the .proto file"
+)]
+pub mod v1 {
+    tonic::include_proto!("tender.v1");
+}
+
+pub use coverage::{BlocksPerChunk, Coverage};
+pub use descriptor::{Descriptor, Group, GroupKind, RankGeometry};
+pub use ids::{BootId, GroupIndex, LeaseId, PartIndex, ReservationId, SessionId};
+pub use key::{ChainHash, ChunkId, ChunkKey, ContentDigest, NamespaceDigest};
+pub use reason::{Reason, Refusal};

@@ -1,0 +1,287 @@
+//! Shared memory between a daemon and the clients of its host.
+//!
+//! The arena is mapped read-only by clients, a session's staging region read-write. The descriptors travel
+//! over a `SOCK_SEQPACKET` Unix socket beside the gRPC one (`<socket>.fd`): the client sends an [`FdRequest`],
+//! the daemon answers with an [`FdReply`] that carries the arena's descriptor and the staging region's, or a
+//! reason and none.
+//!
+//! This module is one of the few where unsafe code lives: it keeps every access inside its mapping.
+#![allow(unsafe_code, reason = "raw memory that other processes map too; every access is bounds-checked here")]
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+use crate::ids::SessionId;
+use crate::reason::Reason;
+
+/// A range that does not lie inside a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("bytes {offset_bytes}..+{len} are outside a mapping of {mapped} bytes")]
+pub struct OutOfRange {
+    offset_bytes: u64,
+    len: usize,
+    mapped: usize,
+}
+
+/// A file mapped shared. Other processes may change it at any time, so safe code only copies in and out.
+#[derive(Debug)]
+pub struct Mapping {
+    map: MmapRaw,
+    writable: bool,
+}
+
+impl Mapping {
+    /// Maps the whole file for reading.
+    pub fn read_only(file: &File) -> io::Result<Self> {
+        Ok(Self { map: MmapOptions::new().map_raw_read_only(file)?, writable: false })
+    }
+    /// Maps the whole file for reading and writing.
+    pub fn read_write(file: &File) -> io::Result<Self> {
+        Ok(Self { map: MmapOptions::new().map_raw(file)?, writable: true })
+    }
+    /// Mapped bytes.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Address of a range, for drivers and copy kernels that take raw pointers.
+    pub fn address(&self, offset_bytes: u64, len: usize) -> Result<*const u8, OutOfRange> {
+        let start = self.check(offset_bytes, len)?;
+        // SAFETY: `check` keeps start + len inside the mapping.
+        Ok(unsafe { self.map.as_ptr().add(start) })
+    }
+    /// Address of a range for writing; a read-only mapping has none.
+    pub fn address_mut(&self, offset_bytes: u64, len: usize) -> Result<*mut u8, OutOfRange> {
+        let start = self.check(offset_bytes, len)?;
+        if !self.writable {
+            return Err(OutOfRange { offset_bytes, len, mapped: 0 });
+        }
+        // SAFETY: `check` keeps start + len inside the mapping.
+        Ok(unsafe { self.map.as_mut_ptr().add(start) })
+    }
+    /// Copies bytes out of the mapping.
+    pub fn copy_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), OutOfRange> {
+        let from = self.address(offset_bytes, to.len())?;
+        // SAFETY: both ranges are valid for to.len() bytes; `to` is exclusive, so they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+    /// Copies bytes into the mapping; refused on a read-only one.
+    pub fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        let to = self.address_mut(offset_bytes, from.len())?;
+        // SAFETY: both ranges are valid for from.len() bytes; `copy` allows overlap.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+    /// Copies bytes of another mapping into this one.
+    pub fn copy_from(&self, offset_bytes: u64, from: &Self, from_bytes: u64, len: usize) -> Result<(), OutOfRange> {
+        let (source, to) = (from.address(from_bytes, len)?, self.address_mut(offset_bytes, len)?);
+        // SAFETY: both ranges are valid for len bytes; `copy` allows overlap.
+        unsafe { std::ptr::copy(source, to, len) };
+        Ok(())
+    }
+    /// The range as a slice.
+    ///
+    /// # Safety
+    /// Nobody may write to the range while the slice lives: the caller holds a lease on it, or is its only
+    /// writer.
+    pub unsafe fn slice(&self, offset_bytes: u64, len: usize) -> Result<&[u8], OutOfRange> {
+        let start = self.address(offset_bytes, len)?;
+        // SAFETY: the range is mapped for as long as self lives; the caller vouches that nobody writes.
+        Ok(unsafe { std::slice::from_raw_parts(start, len) })
+    }
+
+    fn check(&self, offset_bytes: u64, len: usize) -> Result<usize, OutOfRange> {
+        let error = OutOfRange { offset_bytes, len, mapped: self.len() };
+        let start = usize::try_from(offset_bytes).map_err(|_| error)?;
+        let end = start.checked_add(len).ok_or(error)?;
+        if end <= self.len() { Ok(start) } else { Err(error) }
+    }
+}
+
+/// The descriptor socket that belongs to a gRPC Unix socket.
+pub fn fd_socket_path(grpc_socket: &Path) -> PathBuf {
+    let mut path = grpc_socket.as_os_str().to_owned();
+    path.push(".fd");
+    path.into()
+}
+
+const MAGIC: [u8; 8] = *b"TENDERF1";
+
+/// What a client asks on the descriptor socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FdRequest {
+    /// Whose staging region.
+    pub session: SessionId,
+    /// How large it shall be; 0 for none, that is, read the arena only.
+    pub staging_bytes: u64,
+}
+
+impl FdRequest {
+    /// Bytes of the encoded form.
+    pub const LEN: usize = 32;
+
+    /// Fixed layout: magic, session, staging bytes (little endian).
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..24].copy_from_slice(self.session.as_bytes());
+        out[24..].copy_from_slice(&self.staging_bytes.to_le_bytes());
+        out
+    }
+    /// `None` for anything but the exact layout.
+    pub fn decode(raw: &[u8]) -> Option<Self> {
+        let raw: &[u8; Self::LEN] = raw.try_into().ok()?;
+        let session = SessionId::parse(&raw[8..24]).ok()?;
+        (raw[..8] == MAGIC).then(|| Self { session, staging_bytes: le_u64(raw, 24) })
+    }
+}
+
+/// What the daemon answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FdReply {
+    /// Descriptors come with it: the arena's, and the staging region's if its size is not 0.
+    Granted {
+        /// Size of the arena's file.
+        arena_bytes: u64,
+        /// Size of the staging region.
+        staging_bytes: u64,
+    },
+    /// No descriptors, and why.
+    Refused(Reason),
+}
+
+impl FdReply {
+    /// Bytes of the encoded form.
+    pub const LEN: usize = 32;
+
+    /// Fixed layout: magic, reason or 0, arena bytes, staging bytes (little endian).
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let (reason, arena, staging) = match *self {
+            Self::Granted { arena_bytes, staging_bytes } => (0u64, arena_bytes, staging_bytes),
+            Self::Refused(reason) => (u64::from(reason.to_wire() as u32), 0, 0),
+        };
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..16].copy_from_slice(&reason.to_le_bytes());
+        out[16..24].copy_from_slice(&arena.to_le_bytes());
+        out[24..].copy_from_slice(&staging.to_le_bytes());
+        out
+    }
+    /// `None` for anything but the exact layout.
+    pub fn decode(raw: &[u8]) -> Option<Self> {
+        let raw: &[u8; Self::LEN] = raw.try_into().ok()?;
+        if raw[..8] != MAGIC {
+            return None;
+        }
+        match le_u64(raw, 8) {
+            0 => Some(Self::Granted { arena_bytes: le_u64(raw, 16), staging_bytes: le_u64(raw, 24) }),
+            reason => Reason::from_wire(i32::try_from(reason).ok()?).map(Self::Refused),
+        }
+    }
+}
+
+fn le_u64(raw: &[u8; 32], at: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&raw[at..at + 8]);
+    u64::from_le_bytes(bytes)
+}
+
+/// Sends one packet with descriptors attached.
+pub fn send_with_fds(socket: BorrowedFd<'_>, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let control = [ControlMessage::ScmRights(&raw)];
+    let control = if raw.is_empty() { &[][..] } else { &control[..] };
+    let sent =
+        sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(packet)], control, MsgFlags::MSG_NOSIGNAL, None)?;
+    if sent == packet.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// Receives one packet of at most 64 bytes and the descriptors that came with it.
+pub fn recv_with_fds(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut buffer = [0u8; 64];
+    let mut control = nix::cmsg_space!([RawFd; 2]);
+    let mut parts = [IoSliceMut::new(&mut buffer)];
+    let message =
+        recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC)?;
+    let mut fds = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = control {
+            // SAFETY: the kernel has just made these descriptors for us; nobody else owns them.
+            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    let received = message.bytes;
+    Ok((buffer[..received].to_vec(), fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+
+    fn mapped(len: u64) -> Mapping {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(len).unwrap();
+        Mapping::read_write(&file).unwrap()
+    }
+
+    #[test]
+    fn an_access_outside_the_mapping_is_refused() {
+        let map = mapped(4096);
+        assert!(map.copy_in(4095, &[1, 2]).is_err());
+        assert!(map.copy_in(u64::MAX, &[1]).is_err());
+        assert!(map.copy_out(4096, &mut [0]).is_err());
+        assert!(map.copy_in(4095, &[9]).is_ok());
+        let mut out = [0];
+        map.copy_out(4095, &mut out).unwrap();
+        assert_eq!(out, [9]);
+    }
+
+    #[test]
+    fn a_read_only_mapping_refuses_writes() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let map = Mapping::read_only(&file).unwrap();
+        assert!(map.copy_in(0, &[1]).is_err());
+        assert!(map.address_mut(0, 1).is_err());
+    }
+
+    #[test]
+    fn descriptors_travel_with_a_packet() {
+        let (a, b) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let reply = FdReply::Granted { arena_bytes: 4096, staging_bytes: 0 };
+        send_with_fds(a.as_fd(), &reply.encode(), &[file.as_fd()]).unwrap();
+        let (packet, mut fds) = recv_with_fds(b.as_fd()).unwrap();
+        assert_eq!(FdReply::decode(&packet), Some(reply));
+        let theirs = Mapping::read_write(&File::from(fds.remove(0))).unwrap();
+        theirs.copy_in(100, b"hello").unwrap();
+        let mut seen = [0; 5];
+        Mapping::read_only(&file).unwrap().copy_out(100, &mut seen).unwrap();
+        assert_eq!(&seen, b"hello");
+    }
+
+    #[test]
+    fn garbage_on_the_descriptor_socket_decodes_to_nothing() {
+        let request = FdRequest { session: SessionId::from_random([3; 16]), staging_bytes: 77 };
+        assert_eq!(FdRequest::decode(&request.encode()), Some(request));
+        assert_eq!(FdRequest::decode(&request.encode()[1..]), None);
+        assert_eq!(FdRequest::decode(&[0; 32]), None);
+        let refused = FdReply::Refused(Reason::TooMany);
+        assert_eq!(FdReply::decode(&refused.encode()), Some(refused));
+    }
+}
