@@ -1,0 +1,239 @@
+//! What happened, in numbers. [`Tally`] counts while it happens, [`Counters`] is one moment of it for logs,
+//! metrics and tests.
+//!
+//! A number is counted where its event becomes final, once: a matched prefix when the engine has taken it (not
+//! at every asking), a load when its lease turned out good, a store when the daemon has answered.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use tender_proto::Reason;
+
+/// Why a part was not stored, or not even offered to the daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Skip {
+    /// No room in staging.
+    StagingFull,
+    /// The threads that store are too far behind.
+    QueueFull,
+    /// Larger than the daemon stores or staging holds.
+    TooLarge,
+    /// The blocks named do not fit the layout.
+    BadBlocks,
+    /// The client switched itself off.
+    Disabled,
+    /// The daemon said no, or could not be asked.
+    Refused(Reason),
+}
+
+impl Skip {
+    const LOCAL: [Self; 5] =
+        [Self::StagingFull, Self::QueueFull, Self::TooLarge, Self::BadBlocks, Self::Disabled];
+
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::StagingFull => "staging_full",
+            Self::QueueFull => "queue_full",
+            Self::TooLarge => "larger_than_allowed",
+            Self::BadBlocks => "bad_blocks",
+            Self::Disabled => "disabled",
+            Self::Refused(reason) => reason.label(),
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One moment of a client's numbers. All of them count from the client's start.
+        #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+        #[serde(default)]
+        #[non_exhaustive]
+        pub struct Counters {
+            /// `shm`, `grpc`, or `none` while no session is up.
+            pub transport: String,
+            /// `up`, `draining`, `down`, or `refused` when the daemon said no to this client.
+            pub session: String,
+            /// `closed`, `open` or `half_open`.
+            pub breaker: String,
+            /// Chunks that should have been loaded and were not, by reason.
+            pub load_failures: BTreeMap<String, u64>,
+            /// Parts that were due and not stored, by reason.
+            pub stores_skipped: BTreeMap<String, u64>,
+            /// Lookups of the scheduler that ended without an answer, by reason.
+            pub lookup_failures: BTreeMap<String, u64>,
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        /// The same, while it counts.
+        #[derive(Debug, Default)]
+        pub(crate) struct Tally {
+            load_failures: ByReason,
+            lookup_failures: ByReason,
+            stores_refused: ByReason,
+            stores_skipped: [AtomicU64; Skip::LOCAL.len()],
+            $(pub(crate) $name: Count,)*
+        }
+
+        impl Tally {
+            /// Reads every number. They are read one after another, so an event that happens meanwhile may
+            /// show in one and not yet in another.
+            pub(crate) fn read(&self) -> Counters {
+                let mut stores_skipped = self.stores_refused.read();
+                for (skip, count) in Skip::LOCAL.iter().zip(&self.stores_skipped) {
+                    put(&mut stores_skipped, skip.label(), count.load(Ordering::Relaxed));
+                }
+                Counters {
+                    load_failures: self.load_failures.read(),
+                    lookup_failures: self.lookup_failures.read(),
+                    stores_skipped,
+                    $($name: self.$name.get(),)*
+                    ..Counters::default()
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Requests seen by the scheduler side.
+    requests,
+    /// Requests with an input that has no content name: neither looked up nor stored.
+    uncacheable_requests,
+    /// Requests admitted after a lookup was answered, failed lookups included.
+    queries,
+    /// Their tokens that the engine did not already have.
+    query_tokens,
+    /// Tokens of them that the daemon had and the engine took. Never more than `query_tokens`.
+    hit_tokens,
+    /// Lookups sent.
+    lookups,
+    /// Times the engine was told to ask again.
+    lookups_later,
+    /// Chunks asked for and not there.
+    missed_chunks,
+    /// Loads (one for each request and plan) that came in whole.
+    loads,
+    /// Loads of which at least one block failed.
+    loads_failed,
+    /// Parts read, checked and copied to the engine under a lease that held.
+    loaded_parts,
+    /// Their bytes.
+    loaded_bytes,
+    /// Blocks reported to the engine for recomputing.
+    failed_blocks,
+    /// Parts the daemon took.
+    stored_parts,
+    /// Their bytes.
+    stored_bytes,
+    /// Chunks that became ready with a part of ours.
+    stored_chunks,
+    /// Parts the daemon had, or was getting from somebody else: not sent.
+    already_stored,
+    /// Sessions opened.
+    sessions,
+    /// Sessions lost after they were up.
+    sessions_lost,
+    /// Times the breaker opened.
+    breaker_opened,
+    /// Plans that could not be read.
+    bad_plans,
+    /// Panics caught. The first one switches the side off.
+    panics,
+}
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+    pub(crate) fn one(&self) {
+        self.add(1);
+    }
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+struct ByReason(Vec<AtomicU64>);
+
+impl Default for ByReason {
+    fn default() -> Self {
+        Self(Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl ByReason {
+    fn add(&self, reason: Reason, n: u64) {
+        if let Some(at) = Reason::ALL.iter().position(|&r| r == reason) {
+            self.0[at].fetch_add(n, Ordering::Relaxed);
+        }
+    }
+    fn read(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for (reason, count) in Reason::ALL.iter().zip(&self.0) {
+            put(&mut all, reason.label(), count.load(Ordering::Relaxed));
+        }
+        all
+    }
+}
+
+/// Zeros are left out: most reasons never happen.
+fn put(into: &mut BTreeMap<String, u64>, label: &str, count: u64) {
+    if count > 0 {
+        *into.entry(label.to_owned()).or_default() += count;
+    }
+}
+
+impl Tally {
+    /// `chunks` chunks of a load failed.
+    pub(crate) fn load_failed(&self, reason: Reason, chunks: u64) {
+        self.load_failures.add(reason, chunks);
+    }
+    /// A lookup got no answer.
+    pub(crate) fn lookup_failed(&self, reason: Reason) {
+        self.lookup_failures.add(reason, 1);
+    }
+    /// A part was not stored.
+    pub(crate) fn store_skipped(&self, skip: Skip) {
+        match Skip::LOCAL.iter().position(|&s| s == skip) {
+            Some(at) => _ = self.stores_skipped[at].fetch_add(1, Ordering::Relaxed),
+            None => {
+                if let Skip::Refused(reason) = skip {
+                    self.stores_refused.add(reason, 1);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_survive_json_and_zeros_are_left_out() {
+        let tally = Tally::default();
+        tally.loads.add(3);
+        tally.load_failed(Reason::BadDigest, 2);
+        tally.store_skipped(Skip::StagingFull);
+        tally.store_skipped(Skip::Refused(Reason::NoSpace));
+        let counters = tally.read();
+        assert_eq!(counters.loads, 3);
+        assert_eq!(counters.load_failures, BTreeMap::from([("bad_digest".to_owned(), 2)]));
+        assert_eq!(counters.stores_skipped.len(), 2);
+        let json = serde_json::to_string(&counters).unwrap();
+        assert_eq!(serde_json::from_str::<Counters>(&json).unwrap(), counters);
+    }
+
+    #[test]
+    fn no_local_reason_has_the_name_of_a_daemons_reason() {
+        for local in Skip::LOCAL {
+            assert!(Reason::ALL.iter().all(|r| r.label() != local.label()), "{local:?}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! One HTTP/2 connection to a daemon, with the sizes both sides agreed on.
+
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tender_proto::limits::{HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES};
+use tender_proto::{Reason, Refusal};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::config::Address;
+
+/// A silent peer is asked for a sign of life after this, and given up after [`KEEPALIVE_TIMEOUT`]: a stopped or
+/// unplugged daemon counts as lost within seconds, also when nothing is under way.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Connects, or says why not within the deadline. The channel never reconnects on its own to a daemon that
+/// would not know its session: whoever uses it drops it with the session.
+pub(crate) async fn connect(address: &Address, deadline: Duration) -> Result<Channel, Refusal> {
+    let connecting = async {
+        match address {
+            Address::Unix(path) => {
+                let path = path.clone();
+                let connector = tower::service_fn(move |_: Uri| {
+                    let path = path.clone();
+                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                });
+                // The URI is only for the `:authority` header; the connector knows where to go.
+                tuned(Endpoint::from_static("http://tenderd")).connect_with_connector(connector).await
+            }
+            Address::Tcp { .. } => tuned(Endpoint::from_shared(http_uri(address))?).connect().await,
+        }
+    };
+    match tokio::time::timeout(deadline, connecting).await {
+        Ok(Ok(channel)) => Ok(channel),
+        Ok(Err(error)) => Err(Refusal::new(
+            Reason::Unreachable,
+            format!("the daemon at {address} ({})", root_cause(&error)),
+            "start tenderd there, or correct the address",
+        )),
+        Err(_) => Err(Refusal::new(
+            Reason::Deadline,
+            format!("the daemon at {address}"),
+            "it did not accept the connection in time; see whether it runs and is reachable",
+        )),
+    }
+}
+
+fn http_uri(address: &Address) -> String {
+    address.to_string().replacen("tcp://", "http://", 1)
+}
+
+fn tuned(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
+        .max_frame_size(HTTP2_FRAME_BYTES)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true)
+}
+
+/// tonic's own words are "transport error"; what a person needs is at the end of the chain.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,149 @@
+//! The network: parts travel as frames, and every byte is checked before it is used.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tender_proto::v1::store_client::StoreClient;
+use tender_proto::{Reason, Refusal, SessionId, v1};
+use tonic::transport::Channel;
+
+use super::calls::{Stored, refusal, store_outcomes};
+use super::frames::{Assembly, Broken, Progress};
+use super::staging::Staging;
+use super::{ReadAsk, ReadItem, Sink, StagedPart, Transport, TransportKind, region};
+use crate::client::{Client, Pace};
+use crate::session::{Limits, Session};
+
+/// The transport over one bulk connection.
+#[derive(Debug)]
+pub(crate) struct Grpc {
+    store: StoreClient<Channel>,
+    session: SessionId,
+    staging: Arc<Staging>,
+    max_frame_bytes: usize,
+}
+
+impl Grpc {
+    pub(crate) fn new(
+        store: StoreClient<Channel>,
+        session: SessionId,
+        staging_bytes: u64,
+        limits: Limits,
+    ) -> Result<Self, Refusal> {
+        let region = region::private(staging_bytes).map_err(|cause| {
+            let subject = format!("{staging_bytes} bytes of staging ({cause})");
+            Refusal::new(Reason::NoSpace, subject, "choose a smaller staging_bytes")
+        })?;
+        let max_frame_bytes = limits.max_frame_bytes;
+        Ok(Self { store, session, staging: Staging::new(region), max_frame_bytes })
+    }
+
+    async fn pump(&self, ask: &ReadAsk<'_>, results: &mut Vec<Result<(), Reason>>, sink: &mut Sink<'_>) -> Result<(), Refusal> {
+        let request = v1::GetRequest {
+            session_id: Bytes::copy_from_slice(self.session.as_bytes()),
+            lease_id: ask.lease.get(),
+            items: ask.items.iter().map(get_item).collect(),
+        };
+        let mut stream = self.store.clone().get(request).await.map_err(refusal)?.into_inner();
+        let mut assembly = Assembly::new(ask.items, self.max_frame_bytes);
+        while assembly.done() < ask.items.len() {
+            let frame = stream.message().await.map_err(refusal)?.ok_or_else(cut_short)?;
+            match assembly.feed(&frame).map_err(broken)? {
+                Progress::More => {}
+                Progress::Whole(i) => results.push(sink(i, assembly.bytes())),
+                Progress::Failed(_, reason) => results.push(Err(reason)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transport for Grpc {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Grpc
+    }
+
+    fn locates(&self) -> bool {
+        false
+    }
+
+    fn staging(&self) -> &Arc<Staging> {
+        &self.staging
+    }
+
+    fn read(
+        &self,
+        client: &Client,
+        session: &Session,
+        ask: &ReadAsk<'_>,
+        sink: &mut Sink<'_>,
+    ) -> Vec<Result<(), Reason>> {
+        let mut results = Vec::with_capacity(ask.items.len());
+        let pumped =
+            client.ask_blocking(session, ask.deadline, Pace::Bulk, self.pump(ask, &mut results, sink));
+        // Whatever the stream did not get to shares the stream's fate.
+        let rest = pumped.err().unwrap_or(Reason::Internal);
+        results.resize(ask.items.len(), Err(rest));
+        results
+    }
+
+    fn store(
+        &self,
+        client: &Client,
+        session: &Arc<Session>,
+        parts: Vec<StagedPart>,
+        deadline: Instant,
+    ) -> Vec<Result<Stored, Reason>> {
+        let reservations: Vec<_> = parts.iter().map(|part| part.reservation).collect();
+        let mut frames = Vec::new();
+        for part in parts {
+            put_frames(part, self.max_frame_bytes, &mut frames);
+        }
+        if let Some(first) = frames.first_mut() {
+            first.session_id = Bytes::copy_from_slice(self.session.as_bytes());
+        }
+        let mut store = self.store.clone();
+        let put = async {
+            let answer = store.put(tokio_stream::iter(frames)).await.map_err(refusal)?.into_inner();
+            store_outcomes(&reservations, &answer.outcomes)
+        };
+        match client.ask_blocking(session, deadline, Pace::Bulk, put) {
+            Ok(outcomes) => outcomes,
+            Err(reason) => vec![Err(reason); reservations.len()],
+        }
+    }
+}
+
+fn get_item(item: &ReadItem) -> v1::GetItem {
+    v1::GetItem { chunk_index: item.chunk_index, part: u32::from(item.part.0) }
+}
+
+/// The frames of one part. They lend its bytes from staging; the slot is free when the last one is sent.
+fn put_frames(part: StagedPart, max_frame_bytes: usize, into: &mut Vec<v1::PutFrame>) {
+    let (reservation_id, coverage, digest) = (part.reservation.get(), part.coverage, part.digest);
+    let bytes = Bytes::from_owner(part.slot);
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = bytes.len().min(at + max_frame_bytes);
+        into.push(v1::PutFrame {
+            reservation_id,
+            offset_bytes: at as u64,
+            payload: bytes.slice(at..end),
+            ..v1::PutFrame::default()
+        });
+        at = end;
+    }
+    if let Some(last) = into.last_mut() {
+        last.digest = Bytes::copy_from_slice(digest.as_bytes());
+        last.coverage = coverage.bits();
+    }
+}
+
+fn cut_short() -> Refusal {
+    Refusal::new(Reason::WrongSize, "a stream of parts", "it ended early; what was missing is recomputed")
+}
+
+fn broken(Broken(reason): Broken) -> Refusal {
+    Refusal::new(reason, "a stream of parts", "it broke the contract; what was missing is recomputed")
+}
