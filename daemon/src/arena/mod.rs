@@ -1,10 +1,41 @@
-//! The shared memory that holds chunk bytes.
+//! The shared memory that holds chunk bytes. This module owns the file and its mapping; `alloc` says which
+//! ranges are taken. Only whoever owns an [`Extent`] can read or write its bytes, and writing needs it
+//! exclusively, so readers and writers never meet inside this process; other processes get the file
+//! read-only.
+#![allow(
+    unsafe_code,
+    reason = "slices of the mapping, and page population; ownership of extents guards both"
+)]
 
+pub(crate) mod alloc;
+mod cgroup;
 mod error;
+mod file;
 
-use std::path::PathBuf;
+use std::ffi::c_void;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::fcntl::Flock;
+use nix::sys::mman::{MmapAdvise, madvise};
+use tender_proto::shm::{Mapping, OutOfRange};
+
+use alloc::{Extent, ExtentPool, MAX_POOL_BYTES};
 pub use error::StartError;
+use file::HEADER_BYTES;
+
+/// Smaller arenas hold no useful chunk.
+const MIN_ARENA_BYTES: u64 = 64 << 10;
+
+/// Populated in one system call: small enough for visible progress and a prompt stop.
+const PREFAULT_PIECE_BYTES: u64 = 16 << 20;
+/// Populating is limited by the kernel's zeroing, which more threads do not make faster.
+const MAX_PREFAULT_THREADS: usize = 8;
 
 /// Where the arena lies and how large it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,4 +48,222 @@ pub struct ArenaConfig {
     pub prefault: bool,
     /// Leave the file when the daemon stops.
     pub keep: bool,
+}
+
+/// An open arena. Dropping it unlocks the file and, unless it is to be kept, removes it.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    config: ArenaConfig,
+    file_bytes: u64,
+    map: Mapping,
+    pool: Arc<ExtentPool>,
+    file: Flock<File>,
+}
+
+impl Arena {
+    /// Opens or makes the file, reserves every byte and maps it.
+    pub(crate) fn open(config: ArenaConfig) -> Result<Self, StartError> {
+        if !(MIN_ARENA_BYTES..=MAX_POOL_BYTES).contains(&config.bytes) {
+            return Err(StartError::ImpossibleSize { bytes: config.bytes });
+        }
+        let pool = ExtentPool::new(config.bytes).ok_or(StartError::ImpossibleSize { bytes: config.bytes })?;
+        let file_bytes = HEADER_BYTES + pool.capacity_bytes();
+        let file = file::open(&config.place, file_bytes)?;
+        match Mapping::read_write(&file) {
+            Ok(map) => Ok(Self { config, file_bytes, map, pool, file }),
+            Err(source) => {
+                file::remove(&config.place);
+                Err(StartError::Io { place: config.place, doing: "map", source })
+            }
+        }
+    }
+
+    /// The arena's file.
+    pub(crate) fn place(&self) -> &Path {
+        &self.config.place
+    }
+    /// Size of the file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+    /// Which ranges are taken.
+    pub(crate) fn pool(&self) -> &Arc<ExtentPool> {
+        &self.pool
+    }
+    /// Where an extent's bytes start in the file.
+    pub(crate) fn file_offset(&self, extent: &Extent) -> u64 {
+        HEADER_BYTES + extent.offset_bytes()
+    }
+    /// The file for a client: it cannot write through it, and it holds no lock.
+    pub(crate) fn read_only_fd(&self) -> io::Result<OwnedFd> {
+        // Not by its path: that may have been removed or replaced meanwhile.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        OpenOptions::new().read(true).open(path).map(OwnedFd::from)
+    }
+
+    /// The bytes of an extent.
+    pub(crate) fn bytes<'a>(&'a self, extent: &'a Extent) -> &'a [u8] {
+        let len = self.check(extent, 0, extent.bytes());
+        // SAFETY: the extent is borrowed, so it is not written meanwhile (that borrows it exclusively), and
+        // no other extent has any of its bytes. Other processes have the file read-only.
+        unsafe { self.map.slice(self.file_offset(extent), len) }.unwrap_or_default()
+    }
+    /// Copies bytes into an extent; the range must lie inside it.
+    pub(crate) fn write(&self, extent: &mut Extent, at: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        self.check(extent, at, from.len() as u64);
+        self.map.copy_in(self.file_offset(extent) + at, from)
+    }
+    /// Copies bytes of another mapping into an extent; the range must lie inside it.
+    pub(crate) fn write_from(
+        &self,
+        extent: &mut Extent,
+        at: u64,
+        from: &Mapping,
+        from_bytes: u64,
+        len: u64,
+    ) -> Result<(), OutOfRange> {
+        let len = self.check(extent, at, len);
+        self.map.copy_from(self.file_offset(extent) + at, from, from_bytes, len)
+    }
+
+    /// Panics on a range outside the extent or an extent of another arena: both would be memory that
+    /// somebody else may be using.
+    fn check(&self, extent: &Extent, at: u64, len: u64) -> usize {
+        assert!(extent.is_of(&self.pool), "an extent of another arena");
+        let inside = at.checked_add(len).is_some_and(|end| end <= extent.bytes());
+        assert!(inside, "bytes {at}..+{len} of an extent of {} bytes", extent.bytes());
+        usize::try_from(len).unwrap_or(usize::MAX)
+    }
+
+    /// Makes every page present, with several threads, until `stop` says so. Contents are not changed, so
+    /// chunks may be stored meanwhile. `progress` is told bytes done and bytes in all, from any thread.
+    pub(crate) fn prefault(&self, progress: &(dyn Fn(u64, u64) + Sync), stop: &(dyn Fn() -> bool + Sync)) {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_PREFAULT_THREADS));
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let work = || {
+            while !stop() {
+                let at = next.fetch_add(PREFAULT_PIECE_BYTES, Ordering::Relaxed);
+                if at >= self.file_bytes {
+                    return;
+                }
+                let len = PREFAULT_PIECE_BYTES.min(self.file_bytes - at);
+                self.populate(at, len);
+                progress(done.fetch_add(len, Ordering::Relaxed) + len, self.file_bytes);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+
+    fn populate(&self, at: u64, len: u64) {
+        let Ok(len) = usize::try_from(len) else { return };
+        let populated = self.map.address_mut(at, len).ok().and_then(NonNull::new).is_some_and(|start| {
+            // SAFETY: the range lies inside the mapping and starts at a page; populating changes no byte.
+            unsafe { madvise(start.cast::<c_void>(), len, MmapAdvise::MADV_POPULATE_WRITE) }.is_ok()
+        });
+        if !populated {
+            // Kernels before 5.14: reading a byte of each reserved page makes it present too.
+            let mut byte = [0];
+            for page in (at..at + len as u64).step_by(4096) {
+                if self.map.copy_out(page, &mut byte).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if !self.config.keep {
+            file::remove(&self.config.place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(dir: &Path, bytes: u64) -> ArenaConfig {
+        ArenaConfig { place: dir.join("arena"), bytes, prefault: true, keep: false }
+    }
+
+    #[test]
+    fn an_extent_keeps_what_was_written_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = Arena::open(config(dir.path(), 1 << 20)).unwrap();
+        let mut a = arena.pool().allocate(5000).unwrap();
+        let mut b = arena.pool().allocate(5000).unwrap();
+        arena.write(&mut a, 0, &[1; 5000]).unwrap();
+        arena.write(&mut b, 0, &[2; 5000]).unwrap();
+        arena.prefault(&|_, _| (), &|| false);
+        assert!(arena.bytes(&a).iter().all(|&byte| byte == 1) && arena.bytes(&a).len() == 5000);
+        assert!(arena.bytes(&b).iter().all(|&byte| byte == 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "of an extent of 5000 bytes")]
+    fn a_write_past_an_extent_never_reaches_its_neighbour() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = Arena::open(config(dir.path(), 1 << 20)).unwrap();
+        let mut a = arena.pool().allocate(5000).unwrap();
+        let _ = arena.write(&mut a, 4999, &[0; 2]);
+    }
+
+    #[test]
+    fn clients_get_a_descriptor_that_cannot_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = Arena::open(config(dir.path(), 1 << 20)).unwrap();
+        let mut extent = arena.pool().allocate(8).unwrap();
+        arena.write(&mut extent, 0, b"kv bytes").unwrap();
+        let theirs = File::from(arena.read_only_fd().unwrap());
+        assert!(Mapping::read_write(&theirs).is_err());
+        let mut seen = [0; 8];
+        let map = Mapping::read_only(&theirs).unwrap();
+        map.copy_out(arena.file_offset(&extent), &mut seen).unwrap();
+        assert_eq!((&seen, map.len() as u64), (b"kv bytes", arena.file_bytes()));
+    }
+
+    #[test]
+    fn the_file_goes_with_the_arena_unless_it_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(dir.path(), 1 << 20);
+        drop(Arena::open(config.clone()).unwrap());
+        assert!(!config.place.exists());
+        config.keep = true;
+        drop(Arena::open(config.clone()).unwrap());
+        assert!(config.place.exists());
+    }
+
+    #[test]
+    fn prefault_reports_every_byte_once_and_stops_when_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = Arena::open(config(dir.path(), 40 << 20)).unwrap();
+        let most = AtomicU64::new(0);
+        let progress = |done: u64, total: u64| {
+            assert!(done <= total);
+            most.fetch_max(done, Ordering::Relaxed);
+        };
+        arena.prefault(&progress, &|| true);
+        assert_eq!(most.load(Ordering::Relaxed), 0);
+        arena.prefault(&progress, &|| false);
+        assert_eq!(most.load(Ordering::Relaxed), arena.file_bytes());
+    }
+
+    #[test]
+    fn sizes_that_make_no_arena_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for bytes in [0, 4096, 9 << 40] {
+            assert!(matches!(
+                Arena::open(config(dir.path(), bytes)),
+                Err(StartError::ImpossibleSize { bytes: b }) if b == bytes
+            ));
+        }
+        assert!(!dir.path().join("arena").exists());
+    }
 }

@@ -1,54 +1,160 @@
-//! The domain: what a session can do with chunks. Every call is synchronous and safe from any thread; only
-//! `commit`, `PartWriter::write` and `prefault` take time that grows with bytes.
+//! The domain: what sessions can do with chunks. Every call is synchronous and safe from any thread. Only
+//! [`Engine::commit`], [`PartWriter::write`], [`Engine::prefault`] and [`Engine::new`] take time that grows
+//! with bytes; no lock is held while they copy or hash.
+//!
+//! Refusals of a whole call are [`Refusal`]s; what goes wrong with one item of a batch is that item's outcome.
+//! Both are counted by reason, see [`Stats::refusals`].
 
+mod audit;
+mod read;
+mod store;
+#[cfg(test)]
+mod tests;
 mod types;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use tender_proto::{
-    ChunkId, ContentDigest, Coverage, Descriptor, NamespaceDigest, PartIndex, Reason, Refusal, SessionId,
-};
+use parking_lot::Mutex;
+use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
 
+use crate::admission::Budget;
+use crate::arena::Arena;
 use crate::clock::Clock;
+use crate::counters::ReasonCounts;
+use crate::index::{Index, Place};
+use crate::lease::Leases;
+use crate::namespace::{Namespace, Namespaces};
+use crate::reservation::Reservations;
+use crate::session::{Session, Sessions};
+use crate::staging::{Staging, StagingError, region_bytes};
+pub use read::PartReader;
+pub use store::PartWriter;
 pub use types::*;
 
-/// The daemon's heart.
+/// The daemon's heart. Share it in an `Arc`.
 #[derive(Debug)]
-pub struct Engine {}
+pub struct Engine {
+    core: Arc<Core>,
+}
 
-/// Reads one leased part.
+/// What readers and writers keep alive.
 #[derive(Debug)]
-pub struct PartReader {}
+struct Core {
+    config: EngineConfig,
+    clock: Arc<dyn Clock>,
+    max_part_bytes: u64,
+    draining: AtomicBool,
+    readers: AtomicU64,
+    refusals: ReasonCounts,
+    inflight: Arc<Budget>,
+    staging: Arc<Budget>,
+    sessions: Sessions,
+    namespaces: Namespaces,
+    leases: Leases,
+    reservations: Reservations,
+    /// Pending versions in the order of their deadlines, those that have become READY since included.
+    deadlines: Mutex<VecDeque<Deadline>>,
+    index: Arc<Index>,
+    /// Last: whatever holds memory in it goes first.
+    arena: Arc<Arena>,
+}
 
-/// Writes one reserved part.
-#[derive(Debug)]
-pub struct PartWriter {}
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    at: Instant,
+    place: Place,
+    first: ReservationId,
+}
 
-#[allow(unused_variables, missing_docs, reason = "bodies follow")]
 impl Engine {
+    /// Opens the arena and begins with nothing stored. Reserves every byte, which takes about a third of a
+    /// second for each gigabyte: call it off the async threads, after binding sockets. On failure no file
+    /// is left behind.
     pub fn new(config: EngineConfig, clock: Arc<dyn Clock>) -> Result<Self, StartError> {
-        todo!()
+        let arena = Arc::new(Arena::open(config.arena.clone())?);
+        // A part that could never be admitted is refused for good, not throttled for ever.
+        let max_part_bytes = config
+            .max_part_bytes
+            .min(config.max_inflight_bytes)
+            .min(config.max_session_inflight_bytes)
+            .min(tender_proto::limits::MAX_PART_BYTES)
+            .min(arena.pool().largest_free_bytes());
+        let core = Core {
+            max_part_bytes,
+            draining: AtomicBool::new(false),
+            readers: AtomicU64::new(0),
+            refusals: ReasonCounts::default(),
+            inflight: Budget::new(config.max_inflight_bytes),
+            staging: Budget::new(config.max_total_staging_bytes),
+            sessions: Sessions::new(config.max_sessions, config.max_session_inflight_bytes),
+            namespaces: Namespaces::new(config.max_namespaces),
+            leases: Leases::new(config.max_leases_per_session),
+            reservations: Reservations::new(),
+            deadlines: Mutex::default(),
+            index: Index::new(),
+            arena,
+            config,
+            clock,
+        };
+        Ok(Self { core: Arc::new(core) })
     }
+
+    /// As it was given.
     pub fn config(&self) -> &EngineConfig {
-        todo!()
+        &self.core.config
     }
-    /// Size of the arena's file.
-    pub fn arena_file_bytes(&self) -> u64 {
-        todo!()
-    }
+    /// Largest part that can be stored: the configured limit, cut to what budgets and arena can take.
     pub fn max_part_bytes(&self) -> u64 {
-        todo!()
+        self.core.max_part_bytes
     }
+    /// Size of the arena's file, header included.
+    pub fn arena_file_bytes(&self) -> u64 {
+        self.core.arena.file_bytes()
+    }
+
+    /// Makes every page of the arena present, with several threads, unless it is configured not to. It may
+    /// run while chunks are stored and read, and ends early when the engine drains. `progress` is told the
+    /// bytes done and the bytes in all, from any of the threads.
     pub fn prefault(&self, progress: &(dyn Fn(u64, u64) + Sync)) {
-        todo!()
+        if self.core.config.arena.prefault {
+            self.core.arena.prefault(progress, &|| self.core.draining.load(Ordering::Relaxed));
+        }
     }
+
+    /// Opens a session. Refused: too many of them, or the daemon is about to stop.
     pub fn open_session(&self, client_name: &str, pid: u32) -> Result<SessionId, Refusal> {
-        todo!()
+        let core = &self.core;
+        core.counted(|| {
+            core.refuse_when_draining()?;
+            let session = core.sessions.open(|session| {
+                core.leases.open(session);
+                core.reservations.open(session);
+            })?;
+            tracing::info!(%session, client = client_name.escape_debug().to_string(), pid, "session opened");
+            Ok(session)
+        })
     }
+
+    /// Ends a session: its leases, reservations and staging go at once. Parts that it had finished of chunks
+    /// that wait for other parts stay until the chunk's deadline. Closing an ended session does nothing.
     pub fn close_session(&self, session: SessionId) {
-        todo!()
+        let core = &self.core;
+        if !core.sessions.close(session) {
+            return;
+        }
+        core.leases.close(session);
+        for (id, place, part) in core.reservations.close(session) {
+            core.index.unhold(place, part, id);
+        }
+        tracing::info!(%session, "session closed");
     }
+
+    /// Makes a namespace known and binds the session to it; repeating it is harmless. A digest that is not
+    /// the descriptor's, or a pinned name that another descriptor has, is refused as
+    /// [`Reason::NamespaceConflict`].
     pub fn register(
         &self,
         session: SessionId,
@@ -56,100 +162,186 @@ impl Engine {
         claimed: NamespaceDigest,
         pinned_name: Option<&str>,
     ) -> Result<NamespaceDigest, Refusal> {
-        todo!()
+        let core = &self.core;
+        core.counted(|| {
+            let session = core.sessions.get(session)?;
+            core.namespaces.register(descriptor, claimed, pinned_name, |namespace| session.bind(namespace))
+        })
     }
-    pub fn lookup(
-        &self,
-        session: SessionId,
-        namespace: NamespaceDigest,
-        chunks: &[ChunkId],
-        ask: LeaseAsk,
-    ) -> Result<LookupAnswer, Refusal> {
-        todo!()
-    }
-    pub fn release(&self, session: SessionId, leases: &[u64]) -> Result<Vec<LeaseEnd>, Refusal> {
-        todo!()
-    }
-    pub fn read(
-        &self,
-        session: SessionId,
-        lease: u64,
-        chunk_index: usize,
-        part: PartIndex,
-    ) -> Result<PartReader, Reason> {
-        todo!()
-    }
-    pub fn reserve(
-        &self,
-        session: SessionId,
-        namespace: NamespaceDigest,
-        asks: &[ReserveAsk],
-    ) -> Result<Vec<ReserveAnswer>, Refusal> {
-        todo!()
-    }
-    pub fn commit(&self, session: SessionId, asks: &[CommitAsk]) -> Result<Vec<StoreAnswer>, Refusal> {
-        todo!()
-    }
-    pub fn begin_write(&self, session: SessionId, reservation: u64) -> Result<PartWriter, Reason> {
-        todo!()
-    }
-    pub fn abort(&self, session: SessionId, reservations: &[u64]) -> Result<(), Refusal> {
-        todo!()
-    }
+
+    /// Gives a session its descriptors: the arena's, and if `bytes` is not 0 a staging region of at least
+    /// that size. Asking again for the same size gives the same region; another size replaces it.
     pub fn attach_staging(&self, session: SessionId, bytes: u64) -> Result<Handover, Reason> {
-        todo!()
+        let core = &self.core;
+        core.attach(session, bytes).inspect_err(|&reason| core.refusals.count(reason))
     }
+
+    /// Forgets everything stored. When it has answered, no lookup finds anything that was stored before and
+    /// no reservation made before can become READY. Readers that hold a lease may finish reading.
     pub fn reset(&self, which: ResetScope) -> ResetAnswer {
-        todo!()
+        let core = &self.core;
+        let forgotten: Vec<Arc<Namespace>> = match which {
+            ResetScope::One(digest) => core.namespaces.get(digest).into_iter().collect(),
+            ResetScope::All => core.namespaces.list().into_iter().map(|(namespace, _)| namespace).collect(),
+        };
+        // From here on nothing of the old epoch is found or published; what is left is to free it.
+        forgotten.iter().for_each(|namespace| {
+            namespace.begin_epoch();
+        });
+        let dropped = core.index.drop_stale();
+        core.reservations.end(&dropped.fenced, Reason::NamespaceReset);
+        let answer = ResetAnswer {
+            dropped_chunks: dropped.ready_chunks,
+            fenced_reservations: dropped.fenced.len() as u64,
+        };
+        tracing::info!(?which, ?answer, "reset");
+        answer
     }
-    pub fn stats(&self) -> Stats {
-        todo!()
-    }
+
+    /// Ends leases and pending versions whose time is up. Nothing depends on how often this is called but how
+    /// soon memory comes back: uses check the time themselves.
     pub fn sweep(&self) {
-        todo!()
+        self.core.sweep(self.core.clock.now());
     }
+
+    /// From now on new sessions and reservations are refused; everything else goes on.
     pub fn begin_drain(&self) {
-        todo!()
+        self.core.draining.store(true, Ordering::Release);
     }
+
+    /// This moment's numbers.
+    pub fn stats(&self) -> Stats {
+        let core = &self.core;
+        let (leases, pins) = core.leases.counts();
+        let pool = core.arena.pool();
+        let namespaces = core.namespaces.list();
+        Stats {
+            arena_bytes: pool.capacity_bytes(),
+            arena_used_bytes: pool.used_bytes(),
+            arena_largest_free_bytes: pool.largest_free_bytes(),
+            arena_place: core.arena.place().to_owned(),
+            sessions: core.sessions.len() as u64,
+            leases,
+            pins,
+            reservations: core.reservations.len(),
+            inflight_bytes: core.inflight.used_bytes(),
+            staging_bytes: core.staging.used_bytes(),
+            expired_leases: core.leases.expired_count(),
+            expired_reservations: core.reservations.expired_count(),
+            namespaces: namespaces.into_iter().map(|(namespace, name)| namespace.stats(name)).collect(),
+            refusals: core.refusals.list(),
+        }
+    }
+
+    /// Recounts everything from scratch and compares it with what is counted as it happens: used and free
+    /// bytes, pins and leases, pending parts and reservations, budgets, namespaces. For tests and debugging:
+    /// it reads every entry, and is exact only while nobody else uses the engine.
     pub fn audit(&self) -> Result<Audit, String> {
-        todo!()
+        audit::recount(&self.core)
     }
 }
 
-#[allow(unused_variables, missing_docs, reason = "bodies follow")]
-impl PartReader {
-    pub fn digest(&self) -> ContentDigest {
-        todo!()
+impl Core {
+    /// Runs a call and counts its refusal.
+    fn counted<T>(&self, call: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+        call().inspect_err(|refusal| self.refusals.count(refusal.reason))
     }
-    pub fn coverage(&self) -> Coverage {
-        todo!()
+
+    fn refuse_when_draining(&self) -> Result<(), Refusal> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(Refusal::new(
+                Reason::Draining,
+                "the call",
+                "the daemon is about to stop; go on without it",
+            ));
+        }
+        Ok(())
     }
-    /// End of the lease it was opened under.
-    pub fn deadline(&self) -> Instant {
-        todo!()
+
+    fn refuse_large_batch(&self, items: usize) -> Result<(), Refusal> {
+        let max = self.config.max_batch_chunks;
+        if items > max {
+            return Err(Refusal::new(
+                Reason::TooLarge,
+                format!("a batch of {items} items"),
+                format!("send at most {max} in one call"),
+            ));
+        }
+        Ok(())
     }
-}
-impl AsRef<[u8]> for PartReader {
-    fn as_ref(&self) -> &[u8] {
-        todo!()
+
+    fn bound(
+        &self,
+        session: SessionId,
+        namespace: NamespaceDigest,
+    ) -> Result<(Arc<Session>, Arc<Namespace>), Refusal> {
+        let session = self.sessions.get(session)?;
+        let namespace = session.namespace(namespace)?;
+        Ok((session, namespace))
+    }
+
+    fn sweep(&self, now: Instant) {
+        self.leases.expire(now);
+        loop {
+            let mut deadlines = self.deadlines.lock();
+            let Some(over) = deadlines.front().copied().filter(|front| front.at <= now) else { return };
+            deadlines.pop_front();
+            drop(deadlines);
+            let ended = self.index.expire(over.place, over.first, now);
+            self.reservations.end(&ended, Reason::ReservationExpired);
+        }
+    }
+
+    fn attach(&self, session: SessionId, bytes: u64) -> Result<Handover, Reason> {
+        let session = self.sessions.get(session).map_err(|refusal| refusal.reason)?;
+        if bytes > self.config.max_staging_bytes {
+            return Err(Reason::TooLarge);
+        }
+        let broken = |error: std::io::Error| {
+            tracing::error!(session = %session.id, %error, "no descriptors for a session");
+            Reason::Internal
+        };
+        let staging = match (bytes, session.staging()) {
+            (0, _) => None,
+            (_, Some(same)) if same.bytes() == region_bytes(bytes) => Some(same),
+            _ => {
+                let staging = Staging::new(bytes, &self.staging).map_err(|error| match error {
+                    StagingError::OverBudget => Reason::NoSpace,
+                    StagingError::Io(error) => broken(error),
+                })?;
+                let staging = Arc::new(staging);
+                session.attach(Arc::clone(&staging))?;
+                Some(staging)
+            }
+        };
+        Ok(Handover {
+            arena: self.arena.read_only_fd().map_err(broken)?,
+            arena_bytes: self.arena.file_bytes(),
+            staging_bytes: staging.as_ref().map_or(0, |staging| staging.bytes()),
+            staging: staging.map(|staging| staging.fd()).transpose().map_err(broken)?,
+        })
     }
 }
 
-#[allow(unused_variables, missing_docs, reason = "bodies follow")]
-impl PartWriter {
-    pub fn bytes(&self) -> u64 {
-        todo!()
-    }
-    pub fn written_bytes(&self) -> u64 {
-        todo!()
-    }
-    pub fn deadline(&self) -> Instant {
-        todo!()
-    }
-    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Reason> {
-        todo!()
-    }
-    pub fn finish(self, digest: ContentDigest, coverage_bits: u64) -> StoreAnswer {
-        todo!()
+impl Namespace {
+    fn stats(&self, pinned_name: Option<String>) -> NamespaceStats {
+        let counters = &self.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        let (hits, pendings) = (read(&counters.hits), read(&counters.pendings));
+        let misses = counters.misses.list();
+        NamespaceStats {
+            digest: self.digest,
+            descriptor: self.descriptor.clone(),
+            pinned_name,
+            ready_chunks: read(&counters.ready_chunks),
+            pending_chunks: read(&counters.pending_chunks),
+            ready_bytes: read(&counters.ready_bytes),
+            lookups: hits + pendings + misses.iter().map(|(_, count)| count).sum::<u64>(),
+            hits,
+            pendings,
+            misses,
+            stored_bytes: read(&counters.stored_bytes),
+            evicted_chunks: read(&counters.evicted_chunks),
+        }
     }
 }

@@ -1,0 +1,90 @@
+//! How many bytes may be in flight: reserved, being written, or waiting for other parts of their chunk. Such
+//! memory cannot be evicted, so each session and all together have a budget.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tender_proto::Reason;
+
+/// A number of bytes with a limit.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    used_bytes: AtomicU64,
+    limit_bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { used_bytes: AtomicU64::new(0), limit_bytes })
+    }
+    /// Bytes in use.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Acquire)
+    }
+    /// Takes bytes; false when they are not there.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes);
+        self.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, within).is_ok()
+    }
+    /// Gives bytes back.
+    pub(crate) fn give(&self, bytes: u64) {
+        self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
+    }
+}
+
+/// The right to have some bytes in flight, for one session. Dropping it gives them back.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    all: Arc<Budget>,
+    session: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Permit {
+    /// Takes bytes from both budgets or from none; [`Reason::Throttled`] says to come back later.
+    pub(crate) fn take(all: &Arc<Budget>, session: &Arc<Budget>, bytes: u64) -> Result<Self, Reason> {
+        if !session.take(bytes) {
+            return Err(Reason::Throttled);
+        }
+        if !all.take(bytes) {
+            session.give(bytes);
+            return Err(Reason::Throttled);
+        }
+        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), bytes })
+    }
+    /// How many.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.all.give(self.bytes);
+        self.session.give(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permit_is_taken_from_both_budgets_or_from_none() {
+        let (all, one, two) = (Budget::new(100), Budget::new(80), Budget::new(80));
+        let held = Permit::take(&all, &one, 70).unwrap();
+        assert_eq!(Permit::take(&all, &one, 20).unwrap_err(), Reason::Throttled);
+        assert_eq!(Permit::take(&all, &two, 31).unwrap_err(), Reason::Throttled);
+        assert_eq!((two.used_bytes(), all.used_bytes()), (0, 70));
+        assert_eq!(Permit::take(&all, &two, 30).unwrap().bytes(), 30);
+        drop(held);
+        assert_eq!((one.used_bytes(), all.used_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn an_absurd_size_does_not_wrap() {
+        let budget = Budget::new(u64::MAX);
+        assert!(budget.take(u64::MAX));
+        assert!(!budget.take(1));
+    }
+}

@@ -1,0 +1,337 @@
+//! The writer's side: reserve, write, verify, publish.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tender_proto::{
+    ContentDigest, Coverage, NamespaceDigest, PartIndex, Reason, Refusal, ReservationId, SessionId,
+};
+
+use super::{CommitAsk, Core, Deadline, Engine, ReserveAnswer, ReserveAsk, StoreAnswer, Stored};
+use crate::admission::Permit;
+use crate::arena::alloc::{Extent, footprint_bytes};
+use crate::index::{Door, Key, Part, Wanted};
+use crate::namespace::Namespace;
+use crate::reservation::Claim;
+use crate::session::Session;
+use crate::staging::Staging;
+
+/// Bytes that are copied and then hashed while they are still in the core's cache.
+const COPY_PIECE_BYTES: u64 = 64 << 10;
+
+impl Engine {
+    /// Claims room and the right to write parts. Every item has its own outcome, given at once: nothing waits
+    /// for room, and a refused item holds nothing.
+    pub fn reserve(
+        &self,
+        session: SessionId,
+        namespace: NamespaceDigest,
+        asks: &[ReserveAsk],
+    ) -> Result<Vec<ReserveAnswer>, Refusal> {
+        let core = &self.core;
+        core.counted(|| {
+            core.refuse_when_draining()?;
+            core.refuse_large_batch(asks.len())?;
+            let (session, namespace) = core.bound(session, namespace)?;
+            let now = core.clock.now();
+            // What is over must neither answer for a key nor hold room.
+            core.sweep(now);
+            let one = |ask: &ReserveAsk| match core.reserve(&session, &namespace, *ask, now) {
+                Ok(id) => ReserveAnswer::Reserved(id),
+                Err(Door::Already(already)) => ReserveAnswer::Already(already),
+                Err(Door::Refused(reason)) => {
+                    core.refusals.count(reason);
+                    ReserveAnswer::Refused(reason)
+                }
+                Err(Door::Open) => ReserveAnswer::Refused(Reason::Internal),
+            };
+            Ok(asks.iter().map(one).collect())
+        })
+    }
+
+    /// Stores parts that lie in the session's staging region. It copies, hashes the arena's copy and compares:
+    /// a client that changes its staging meanwhile stores nothing that was not verified. Takes time in
+    /// proportion to the bytes. A reservation is over after this, whatever the outcome.
+    pub fn commit(&self, session: SessionId, asks: &[CommitAsk]) -> Result<Vec<StoreAnswer>, Refusal> {
+        let core = &self.core;
+        core.counted(|| {
+            core.refuse_large_batch(asks.len())?;
+            let session = core.sessions.get(session)?;
+            let staging = session.staging();
+            let one = |ask: &CommitAsk| {
+                let outcome = core.commit(session.id, staging.as_deref(), *ask);
+                core.answer(ask.reservation, outcome)
+            };
+            Ok(asks.iter().map(one).collect())
+        })
+    }
+
+    /// Begins to write a reserved part piece by piece.
+    pub fn begin_write(&self, session: SessionId, reservation: u64) -> Result<PartWriter, Reason> {
+        let core = &self.core;
+        core.begin_write(session, reservation).inspect_err(|&reason| core.refusals.count(reason))
+    }
+
+    /// Gives reservations back. Those that are over, being written, or another session's stay as they are.
+    pub fn abort(&self, session: SessionId, reservations: &[u64]) -> Result<(), Refusal> {
+        let core = &self.core;
+        core.counted(|| {
+            let session = core.sessions.get(session)?;
+            for &raw in reservations {
+                match core.reservations.abort(session.id, raw) {
+                    Ok((id, claim)) => core.index.unhold(claim.place, claim.part, id),
+                    Err(reason) => core.refusals.count(reason),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Core {
+    fn reserve(
+        &self,
+        session: &Session,
+        namespace: &Arc<Namespace>,
+        ask: ReserveAsk,
+        now: Instant,
+    ) -> Result<ReservationId, Door> {
+        let (coverage, parts) = self.check_ask(namespace, ask).map_err(Door::Refused)?;
+        let key = Key { namespace, chunk: ask.chunk };
+        let wanted = Wanted { key, part: ask.part, coverage, parts };
+        // Who need not send is told so before any room is looked for.
+        match self.index.knock(wanted) {
+            Door::Open => {}
+            closed => return Err(closed),
+        }
+        let permit = Permit::take(&self.inflight, &session.budget, ask.bytes).map_err(Door::Refused)?;
+        let extent = self.allocate(ask.bytes).ok_or(Door::Refused(Reason::NoSpace))?;
+        let id = self.reservations.next_id().map_err(Door::Refused)?;
+        let held = self.index.hold(wanted, id, now + self.config.reservation, |place, deadline| {
+            let claim = Claim {
+                namespace: Arc::clone(namespace),
+                chunk: ask.chunk,
+                part: ask.part,
+                coverage,
+                place,
+                deadline,
+                extent,
+                permit,
+            };
+            self.reservations.insert(session.id, id, claim)
+        })?;
+        if held.began {
+            self.deadlines.lock().push_back(Deadline { at: held.deadline, place: held.place, first: id });
+        }
+        Ok(id)
+    }
+
+    /// The coverage and the number of parts of the chunk, once everything about the item fits.
+    fn check_ask(&self, namespace: &Namespace, ask: ReserveAsk) -> Result<(Coverage, usize), Reason> {
+        let group = namespace.descriptor.group_of(ask.chunk).map_err(|refusal| refusal.reason)?;
+        let coverage =
+            Coverage::new(ask.coverage_bits, group.blocks_per_chunk).map_err(|refusal| refusal.reason)?;
+        if coverage.is_empty() {
+            return Err(Reason::BadCoverage);
+        }
+        let bytes = group.part_bytes(ask.part, coverage).map_err(|refusal| refusal.reason)?;
+        if ask.bytes != bytes {
+            return Err(Reason::WrongSize);
+        }
+        // Until its last part is in, a chunk's parts are all in flight: one that cannot fit never gets READY.
+        let chunk_bytes: u64 = (0..).map(PartIndex).map_while(|part| group.block_bytes(part)).sum::<u64>()
+            * u64::from(coverage.count());
+        if bytes > self.max_part_bytes || chunk_bytes > self.config.max_inflight_bytes {
+            return Err(Reason::TooLarge);
+        }
+        Ok((coverage, group.parts()))
+    }
+
+    /// Room for a part, made by evicting what nobody has used for longest. `None` at once when that cannot
+    /// make enough.
+    fn allocate(&self, bytes: u64) -> Option<Extent> {
+        let pool = self.arena.pool();
+        loop {
+            if let Some(extent) = pool.allocate(bytes) {
+                return Some(extent);
+            }
+            let free = pool.capacity_bytes() - pool.used_bytes();
+            // Evicting everything for a part that does not fit even then would help nobody.
+            if free + self.index.evictable_bytes() < footprint_bytes(bytes) || !self.index.evict_oldest() {
+                return None;
+            }
+        }
+    }
+
+    fn begin_write(self: &Arc<Self>, session: SessionId, reservation: u64) -> Result<PartWriter, Reason> {
+        self.sessions.get(session).map_err(|refusal| refusal.reason)?;
+        let (id, claim) = self.reservations.begin(session, reservation, self.clock.now())?;
+        self.index.begin_filling(claim.place, claim.part, id);
+        let held = Held { core: Arc::clone(self), id, claim: Some(claim) };
+        Ok(PartWriter { held, hasher: blake3::Hasher::new(), written_bytes: 0 })
+    }
+
+    fn commit(
+        self: &Arc<Self>,
+        session: SessionId,
+        staging: Option<&Staging>,
+        ask: CommitAsk,
+    ) -> Result<Stored, Reason> {
+        let mut writer = self.begin_write(session, ask.reservation)?;
+        if ask.bytes != writer.bytes() {
+            return Err(Reason::WrongSize);
+        }
+        let staging = staging.ok_or(Reason::StagingRange)?;
+        let end = ask.staging_offset.checked_add(ask.bytes).ok_or(Reason::StagingRange)?;
+        if end > staging.bytes() {
+            return Err(Reason::StagingRange);
+        }
+        writer.copy_from(staging, ask.staging_offset)?;
+        writer.publish(ask.digest, ask.coverage_bits)
+    }
+
+    /// The item's outcome, counted when it is a refusal.
+    fn answer(&self, reservation: u64, outcome: Result<Stored, Reason>) -> StoreAnswer {
+        if let Err(reason) = outcome {
+            self.refusals.count(reason);
+        }
+        StoreAnswer { reservation, outcome }
+    }
+}
+
+/// Writes one reserved part. Dropping it unfinished gives the reservation up, and the memory with it.
+#[derive(Debug)]
+pub struct PartWriter {
+    held: Held,
+    hasher: blake3::Hasher,
+    written_bytes: u64,
+}
+
+/// A claim that is being written. Its drop makes the part free for others, unless it was published.
+#[derive(Debug)]
+struct Held {
+    core: Arc<Core>,
+    id: ReservationId,
+    /// Gone once published.
+    claim: Option<Claim>,
+}
+
+impl PartWriter {
+    /// Bytes of the part.
+    pub fn bytes(&self) -> u64 {
+        self.held.claim.as_ref().map_or(0, |claim| claim.extent.bytes())
+    }
+    /// Bytes written so far.
+    pub fn written_bytes(&self) -> u64 {
+        self.written_bytes
+    }
+    /// The part must be finished by then.
+    pub fn deadline(&self) -> Instant {
+        self.held.claim.as_ref().map_or_else(|| self.held.core.clock.now(), |claim| claim.deadline)
+    }
+
+    /// Appends bytes; `offset_bytes` must be where the last ones ended. Refused, with nothing written:
+    /// [`Reason::Malformed`] for a gap or a repetition, [`Reason::WrongSize`] past the part's end, and
+    /// whatever has ended the reservation meanwhile.
+    pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), Reason> {
+        let core = Arc::clone(&self.held.core);
+        self.append(offset_bytes, bytes).inspect_err(|&reason| core.refusals.count(reason))
+    }
+
+    /// Verifies and publishes the part. Short or other bytes than the digest's are refused and freed.
+    pub fn finish(self, digest: ContentDigest, coverage_bits: u64) -> StoreAnswer {
+        let core = Arc::clone(&self.held.core);
+        let reservation = self.held.id.get();
+        core.answer(reservation, self.publish(digest, coverage_bits))
+    }
+
+    fn append(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), Reason> {
+        let core = Arc::clone(&self.held.core);
+        let at = self.written_bytes;
+        if offset_bytes != at {
+            return Err(Reason::Malformed);
+        }
+        if bytes.len() as u64 > self.bytes() - at {
+            return Err(Reason::WrongSize);
+        }
+        self.held.check_alive()?;
+        let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
+        core.arena.write(&mut claim.extent, at, bytes).map_err(|_| Reason::Internal)?;
+        self.hash(at, bytes.len() as u64)
+    }
+
+    fn copy_from(&mut self, staging: &Staging, from: u64) -> Result<(), Reason> {
+        let core = Arc::clone(&self.held.core);
+        while self.written_bytes < self.bytes() {
+            let at = self.written_bytes;
+            let len = COPY_PIECE_BYTES.min(self.bytes() - at);
+            let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
+            core.arena
+                .write_from(&mut claim.extent, at, staging.map(), from + at, len)
+                .map_err(|_| Reason::StagingRange)?;
+            self.hash(at, len)?;
+        }
+        Ok(())
+    }
+
+    /// Hashes what lies in the arena now, not what it was copied from.
+    fn hash(&mut self, at: u64, len: u64) -> Result<(), Reason> {
+        let claim = self.held.claim.as_ref().ok_or(Reason::Internal)?;
+        let start = usize::try_from(at).map_err(|_| Reason::Internal)?;
+        let end = usize::try_from(at + len).map_err(|_| Reason::Internal)?;
+        let bytes = self.held.core.arena.bytes(&claim.extent).get(start..end).ok_or(Reason::Internal)?;
+        self.hasher.update(bytes);
+        self.written_bytes = at + len;
+        Ok(())
+    }
+
+    fn publish(mut self, digest: ContentDigest, coverage_bits: u64) -> Result<Stored, Reason> {
+        let claim = self.held.claim.as_ref().ok_or(Reason::Internal)?;
+        if self.written_bytes != claim.extent.bytes() {
+            return Err(Reason::WrongSize);
+        }
+        if coverage_bits != claim.coverage.bits() {
+            return Err(Reason::BadCoverage);
+        }
+        if ContentDigest::from(self.hasher.finalize()) != digest {
+            let (namespace, chunk, part) = (claim.namespace.digest, claim.chunk, claim.part);
+            tracing::warn!(%namespace, %chunk, %part, "bytes do not match their digest and were not stored");
+            return Err(Reason::BadDigest);
+        }
+        self.held.publish(digest)
+    }
+}
+
+impl Held {
+    /// Whether publishing can still succeed.
+    fn check_alive(&self) -> Result<(), Reason> {
+        let over = self.claim.as_ref().is_none_or(|claim| self.core.clock.now() >= claim.deadline);
+        match self.core.reservations.ended(self.id) {
+            Some(reason) => Err(reason),
+            None if over => Err(Reason::ReservationExpired),
+            None => Ok(()),
+        }
+    }
+
+    fn publish(&mut self, digest: ContentDigest) -> Result<Stored, Reason> {
+        let Claim { place, part, extent, permit, .. } = self.claim.take().ok_or(Reason::Internal)?;
+        let now = self.core.clock.now();
+        let verified = Part { extent, digest };
+        let published = self.core.index.publish(place, part, self.id, now, verified, permit);
+        if published.is_err() {
+            self.core.index.unhold(place, part, self.id);
+        }
+        // Why the part is no longer ours is known where it was taken away.
+        let why = |reason| self.core.reservations.ended(self.id).unwrap_or(reason);
+        published.map(|chunk_ready| Stored { chunk_ready }).map_err(why)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            self.core.index.unhold(claim.place, claim.part, self.id);
+        }
+        self.core.reservations.finish(self.id);
+    }
+}

@@ -1,0 +1,472 @@
+//! From chunk keys to versions: what is READY, what is pending, who holds what, and what goes first.
+//!
+//! An entry has at most one READY version and at most one pending one; a pending version with more coverage
+//! takes the READY one's place when it is complete. Nothing here touches chunk bytes, and no lock is held
+//! while anybody does. Lock order: a shard, then the reservation table, then budgets and allocator.
+
+mod audit;
+mod evict;
+mod shard;
+mod slab;
+pub(crate) mod state;
+mod version;
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::DefaultHashBuilder;
+use parking_lot::{Mutex, MutexGuard};
+use tender_proto::{ChunkId, Coverage, PartIndex, Reason, ReservationId};
+
+use crate::admission::Permit;
+use crate::engine::Already;
+use crate::namespace::Namespace;
+pub(crate) use audit::IndexAudit;
+use evict::{NONE, Recency};
+use shard::Shard;
+use state::State;
+pub(crate) use version::{Part, Version};
+use version::{Pending, Slot};
+
+/// Enough that a dozen threads rarely meet, few enough that finding the oldest entry reads them all.
+const SHARDS: usize = 16;
+
+/// One of the [`SHARDS`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct ShardIndex(u8);
+
+impl ShardIndex {
+    fn get(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// Where an entry is. It stays there as long as it lives; afterwards another entry may be there, which the
+/// unique ids in pending slots and the identity of versions tell apart.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct Place {
+    shard: ShardIndex,
+    slot: u32,
+}
+
+/// Everything known about one key.
+#[derive(Debug)]
+struct Entry {
+    namespace: Arc<Namespace>,
+    chunk: ChunkId,
+    /// Pins on `ready`. In its shard's LRU list exactly when `ready` is there and this is 0.
+    pins: u32,
+    newer: u32,
+    older: u32,
+    used_at: u64,
+    ready: Option<Arc<Version>>,
+    pending: Option<Box<Pending>>,
+}
+
+/// The key of a chunk, with its namespace looked up already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key<'a> {
+    pub(crate) namespace: &'a Arc<Namespace>,
+    pub(crate) chunk: ChunkId,
+}
+
+/// One part of a chunk that somebody wants to store.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) key: Key<'a>,
+    pub(crate) part: PartIndex,
+    pub(crate) coverage: Coverage,
+    /// Parts of the chunk.
+    pub(crate) parts: usize,
+}
+
+/// Whether a part may be stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Door {
+    Open,
+    Already(Already),
+    Refused(Reason),
+}
+
+/// What a lookup found.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// With a pin if one was asked for.
+    Ready(Coverage, Option<Pin>),
+    Pending,
+    Miss(Reason),
+}
+
+/// What a reset forgot.
+#[derive(Debug, Default)]
+pub(crate) struct Dropped {
+    pub(crate) ready_chunks: u64,
+    /// Reservations of pending versions that went.
+    pub(crate) fenced: Vec<ReservationId>,
+}
+
+/// The sharded index.
+#[derive(Debug)]
+pub(crate) struct Index {
+    shards: [Mutex<Shard>; SHARDS],
+    recency: Recency,
+    hasher: DefaultHashBuilder,
+}
+
+impl Index {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
+            recency: Recency::new(),
+            hasher: DefaultHashBuilder::default(),
+        })
+    }
+
+    /// Finds a chunk and counts that as a use of it. With `pin` it cannot be evicted until the pin goes.
+    pub(crate) fn lookup(self: &Arc<Self>, key: Key<'_>, now: Instant, pin: bool) -> Found {
+        let (hash, shard_index) = self.locate(key);
+        let mut guard = self.lock(shard_index);
+        let shard = &mut *guard;
+        let epoch = key.namespace.epoch();
+        let Some(slot) = shard.find(hash, key) else {
+            return Found::Miss(shard.why_missing(self.fingerprint(hash, epoch)));
+        };
+        let Some(entry) = shard.slab.get_mut(slot) else { return Found::Miss(Reason::Internal) };
+        if let Some(version) = entry.ready.as_ref().filter(|version| version.epoch == epoch) {
+            let (coverage, version) = (version.coverage, pin.then(|| Arc::clone(version)));
+            let resting = entry.pins == 0;
+            entry.pins += u32::from(pin);
+            if resting {
+                shard.lru.remove(&mut shard.slab, slot, &self.recency, shard_index);
+            }
+            if resting && !pin {
+                shard.lru.push(&mut shard.slab, slot, &self.recency, shard_index);
+            }
+            let place = Place { shard: shard_index, slot };
+            let pin = version.map(|version| Pin { index: Arc::clone(self), place, version });
+            return Found::Ready(coverage, pin);
+        }
+        match &entry.pending {
+            Some(pending) if pending.epoch == epoch && now < pending.deadline => Found::Pending,
+            _ => Found::Miss(shard.why_missing(self.fingerprint(hash, epoch))),
+        }
+    }
+
+    /// Whether a part may be stored now. Taking it may still find the door closed.
+    pub(crate) fn knock(&self, wanted: Wanted<'_>) -> Door {
+        let (hash, shard_index) = self.locate(wanted.key);
+        let shard = self.lock(shard_index);
+        let entry = shard.find(hash, wanted.key).and_then(|slot| shard.slab.get(slot));
+        entry.map_or(Door::Open, |entry| entry.door(wanted))
+    }
+
+    /// Takes a part for a reservation of a version that has until `deadline`, or the earlier one of the version
+    /// that has begun. `install` makes the reservation known while the shard is locked, so that whatever
+    /// removes the pending version finds it.
+    pub(crate) fn hold(
+        &self,
+        wanted: Wanted<'_>,
+        id: ReservationId,
+        deadline: Instant,
+        install: impl FnOnce(Place, Instant) -> Result<(), Reason>,
+    ) -> Result<Held, Door> {
+        let (hash, shard_index) = self.locate(wanted.key);
+        let mut shard = self.lock(shard_index);
+        let slot = match shard.find(hash, wanted.key) {
+            Some(slot) => slot,
+            None => shard
+                .add(hash, Entry::new(wanted.key), |entry| self.hash(entry.key()))
+                .ok_or(Door::Refused(Reason::TooMany))?,
+        };
+        let place = Place { shard: shard_index, slot };
+        let Some(entry) = shard.slab.get_mut(slot) else { return Err(Door::Refused(Reason::Internal)) };
+        let began = entry.pending.is_none();
+        let deadline = entry.pending.as_ref().map_or(deadline, |pending| pending.deadline);
+        let held = match entry.door(wanted) {
+            Door::Open => install(place, deadline).map_err(Door::Refused),
+            closed => Err(closed),
+        };
+        if held.is_ok() {
+            entry.hold(wanted, id, deadline);
+        }
+        shard.remove_if_empty(slot, hash);
+        held.map(|()| Held { place, deadline, began })
+    }
+
+    /// A reservation's writer has begun.
+    pub(crate) fn begin_filling(&self, place: Place, part: PartIndex, id: ReservationId) {
+        let mut shard = self.lock(place.shard);
+        if let Some(pending) = shard.pending_mut(place.slot)
+            && pending.held_by(part, id).is_some()
+        {
+            pending.begin_filling();
+        }
+    }
+
+    /// Puts a verified part in. The last one makes the chunk READY and retires what was READY before.
+    pub(crate) fn publish(
+        &self,
+        place: Place,
+        part_index: PartIndex,
+        id: ReservationId,
+        now: Instant,
+        part: Part,
+        permit: Permit,
+    ) -> Result<bool, Reason> {
+        let mut guard = self.lock(place.shard);
+        let shard = &mut *guard;
+        let entry = shard.slab.get_mut(place.slot).ok_or(Reason::Superseded)?;
+        let pending = entry.pending.as_mut().ok_or(Reason::Superseded)?;
+        let current = pending.epoch == entry.namespace.epoch();
+        let in_time = now < pending.deadline;
+        let slot = pending.held_by(part_index, id).ok_or(Reason::Superseded)?;
+        if !current {
+            return Err(Reason::NamespaceReset);
+        }
+        if !in_time {
+            return Err(Reason::ReservationExpired);
+        }
+        *slot = Slot::Done(part, permit);
+        if !pending.is_complete() {
+            return Ok(false);
+        }
+        let superseded = shard.complete(place, &self.recency);
+        drop(guard);
+        drop(superseded);
+        Ok(true)
+    }
+
+    /// Gives a part back that a reservation held. The version goes when nobody else has a part of it.
+    pub(crate) fn unhold(&self, place: Place, part: PartIndex, id: ReservationId) {
+        let mut shard = self.lock(place.shard);
+        let Some(pending) = shard.pending_mut(place.slot) else { return };
+        let Some(slot) = pending.held_by(part, id) else { return };
+        *slot = Slot::Empty;
+        if pending.is_abandoned() {
+            self.forget_pending(&mut shard, place.slot);
+        }
+    }
+
+    /// Removes a pending version that `first` began, if it is still there and its time is up, and returns
+    /// the reservations on it.
+    pub(crate) fn expire(&self, place: Place, first: ReservationId, now: Instant) -> Vec<ReservationId> {
+        let mut shard = self.lock(place.shard);
+        match shard.pending_mut(place.slot) {
+            Some(pending) if pending.first == first && now >= pending.deadline => {
+                let pending = self.forget_pending(&mut shard, place.slot);
+                drop(shard);
+                pending.map(|pending| pending.holders().collect()).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Removes everything of an epoch that is over, a page of entries under each lock.
+    pub(crate) fn drop_stale(&self) -> Dropped {
+        let mut dropped = Dropped::default();
+        for shard_index in (0..).map(ShardIndex).take(SHARDS) {
+            let pages = self.lock(shard_index).slab.pages();
+            for page in 0..pages {
+                self.drop_stale_of_page(shard_index, page, &mut dropped);
+            }
+        }
+        dropped
+    }
+
+    fn drop_stale_of_page(&self, shard_index: ShardIndex, page: usize, dropped: &mut Dropped) {
+        let mut gone = Vec::new();
+        let mut shard = self.lock(shard_index);
+        for slot in shard.slab.slots_of_page(page) {
+            let Some(entry) = shard.slab.get(slot) else { continue };
+            let epoch = entry.namespace.epoch();
+            let stale_ready = entry.ready.as_ref().is_some_and(|version| version.epoch != epoch);
+            let stale_pending = entry.pending.as_ref().is_some_and(|pending| pending.epoch != epoch);
+            let hash = self.hash(entry.key());
+            if stale_pending && let Some(pending) = self.forget_pending(&mut shard, slot) {
+                dropped.fenced.extend(pending.holders());
+            }
+            if stale_ready {
+                gone.extend(shard.retire(Place { shard: shard_index, slot }, &self.recency));
+                shard.remove_if_empty(slot, hash);
+                dropped.ready_chunks += 1;
+            }
+        }
+        // Freeing memory of a whole page of versions waits until others can have the shard.
+        drop(shard);
+        drop(gone);
+    }
+
+    /// Evicts the chunk whose last use is longest ago; false when nothing can be evicted.
+    pub(crate) fn evict_oldest(&self) -> bool {
+        while let Some(shard_index) = self.recency.oldest_shard() {
+            let mut shard = self.lock(shard_index);
+            // Somebody may have used or evicted it since; then look again.
+            let Some(slot) = shard.lru.oldest() else { continue };
+            let Some(entry) = shard.slab.get(slot) else { return false };
+            let (hash, namespace) = (self.hash(entry.key()), Arc::clone(&entry.namespace));
+            let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
+            shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
+            shard.remove_if_empty(slot, hash);
+            drop(shard);
+            namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            return version.is_some();
+        }
+        false
+    }
+
+    /// Arena bytes that evicting everything evictable would free.
+    pub(crate) fn evictable_bytes(&self) -> u64 {
+        self.recency.evictable_bytes()
+    }
+
+    fn forget_pending(&self, shard: &mut Shard, slot: u32) -> Option<Box<Pending>> {
+        let entry = shard.slab.get_mut(slot)?;
+        let hash = self.hash(entry.key());
+        let pending = entry.pending.take()?;
+        pending.life.advance(State::Absent);
+        shard::count(&entry.namespace.counters.pending_chunks, -1);
+        shard.remove_if_empty(slot, hash);
+        Some(pending)
+    }
+
+    fn locate(&self, key: Key<'_>) -> (u64, ShardIndex) {
+        let hash = self.hash(key);
+        // The table inside a shard uses the lowest and the highest bits.
+        let bits = u8::try_from(hash >> 40 & (SHARDS as u64 - 1)).unwrap_or_default();
+        (hash, ShardIndex(bits))
+    }
+    fn hash(&self, key: Key<'_>) -> u64 {
+        self.hasher.hash_one((key.namespace.index, key.chunk))
+    }
+    /// Of a key in one epoch: what a reset forgot is not remembered as evicted.
+    fn fingerprint(&self, hash: u64, epoch: u32) -> u64 {
+        self.hasher.hash_one((hash, epoch))
+    }
+    fn lock(&self, shard: ShardIndex) -> MutexGuard<'_, Shard> {
+        self.shards[shard.get()].lock()
+    }
+}
+
+/// A part that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) place: Place,
+    /// The version's, which may have begun earlier than this reservation.
+    pub(crate) deadline: Instant,
+    /// This reservation began the version.
+    pub(crate) began: bool,
+}
+
+impl Entry {
+    fn new(key: Key<'_>) -> Self {
+        Self {
+            namespace: Arc::clone(key.namespace),
+            chunk: key.chunk,
+            pins: 0,
+            newer: NONE,
+            older: NONE,
+            used_at: 0,
+            ready: None,
+            pending: None,
+        }
+    }
+    fn key(&self) -> Key<'_> {
+        Key { namespace: &self.namespace, chunk: self.chunk }
+    }
+    fn is_empty(&self) -> bool {
+        self.ready.is_none() && self.pending.is_none()
+    }
+
+    fn door(&self, wanted: Wanted<'_>) -> Door {
+        let epoch = self.namespace.epoch();
+        if let Some(version) = self.ready.as_ref().filter(|version| version.epoch == epoch) {
+            if version.coverage.contains(wanted.coverage) {
+                return Door::Already(Already::Ready);
+            }
+            // Taking its place would lose blocks that are stored.
+            if !wanted.coverage.contains(version.coverage) {
+                return Door::Refused(Reason::NotCovered);
+            }
+        }
+        match &self.pending {
+            None => Door::Open,
+            // A reset is about to remove it.
+            Some(pending) if pending.epoch != epoch => Door::Refused(Reason::Throttled),
+            Some(pending) => match pending.slots.get(usize::from(wanted.part.0)) {
+                None => Door::Refused(Reason::PartOutOfRange),
+                Some(Slot::Held(_) | Slot::Done(..)) => Door::Already(Already::Pending),
+                // Parts with different blocks make no chunk.
+                Some(Slot::Empty) if pending.coverage != wanted.coverage => {
+                    Door::Refused(Reason::BadCoverage)
+                }
+                Some(Slot::Empty) => Door::Open,
+            },
+        }
+    }
+
+    /// Goes in by an open door.
+    fn hold(&mut self, wanted: Wanted<'_>, id: ReservationId, deadline: Instant) {
+        if self.pending.is_none() {
+            shard::count(&self.namespace.counters.pending_chunks, 1);
+        }
+        let epoch = self.namespace.epoch();
+        let pending = self.pending.get_or_insert_with(|| {
+            Box::new(Pending::new(id, wanted.coverage, epoch, deadline, wanted.parts))
+        });
+        if let Some(slot) = pending.slots.get_mut(usize::from(wanted.part.0)) {
+            *slot = Slot::Held(id);
+        }
+    }
+}
+
+/// Keeps a version from being evicted, and its bytes from being freed. Dropping it takes its shard's lock.
+#[derive(Debug)]
+pub(crate) struct Pin {
+    index: Arc<Index>,
+    place: Place,
+    version: Arc<Version>,
+}
+
+impl Pin {
+    /// What is held.
+    pub(crate) fn version(&self) -> &Arc<Version> {
+        &self.version
+    }
+    /// Where its entry is or was.
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+    /// Whether lookups still find this version.
+    pub(crate) fn is_current(&self) -> bool {
+        self.current(&mut self.index.lock(self.place.shard)).is_some()
+    }
+    fn current<'a>(&self, shard: &'a mut Shard) -> Option<&'a mut Entry> {
+        let entry = shard.slab.get_mut(self.place.slot)?;
+        // A version that somebody holds keeps its address, so equal addresses mean the same version.
+        entry.ready.as_ref().is_some_and(|ready| Arc::ptr_eq(ready, &self.version)).then_some(entry)
+    }
+}
+
+impl Clone for Pin {
+    fn clone(&self) -> Self {
+        let mut shard = self.index.lock(self.place.shard);
+        if let Some(entry) = self.current(&mut shard) {
+            entry.pins += 1;
+        }
+        Self { index: Arc::clone(&self.index), place: self.place, version: Arc::clone(&self.version) }
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut guard = self.index.lock(self.place.shard);
+        let shard = &mut *guard;
+        if let Some(entry) = self.current(shard) {
+            entry.pins -= 1;
+            if entry.pins == 0 {
+                shard.lru.push(&mut shard.slab, self.place.slot, &self.index.recency, self.place.shard);
+            }
+        }
+    }
+}

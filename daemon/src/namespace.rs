@@ -1,0 +1,183 @@
+//! The namespaces that sessions have registered, their descriptors, epochs and counters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
+
+use crate::counters::ReasonCounts;
+
+/// One registered namespace.
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    /// Never used for another one, even after this one was forgotten.
+    pub(crate) index: u32,
+    /// Its name.
+    pub(crate) digest: NamespaceDigest,
+    /// What the name stands for.
+    pub(crate) descriptor: Descriptor,
+    /// Counts resets. What was reserved in an earlier epoch can neither become nor stay READY.
+    epoch: AtomicU32,
+    /// Sessions that have registered it.
+    bound_sessions: AtomicU32,
+    /// What is stored in it and was asked of it.
+    pub(crate) counters: NamespaceCounters,
+}
+
+/// Kept by the index and the engine as things happen; an audit recounts the first three.
+#[derive(Debug, Default)]
+pub(crate) struct NamespaceCounters {
+    pub(crate) ready_chunks: AtomicU64,
+    pub(crate) ready_bytes: AtomicU64,
+    pub(crate) pending_chunks: AtomicU64,
+    pub(crate) hits: AtomicU64,
+    pub(crate) pendings: AtomicU64,
+    pub(crate) misses: ReasonCounts,
+    pub(crate) stored_bytes: AtomicU64,
+    pub(crate) evicted_chunks: AtomicU64,
+}
+
+impl Namespace {
+    fn new(index: u32, digest: NamespaceDigest, descriptor: Descriptor) -> Self {
+        Self {
+            index,
+            digest,
+            descriptor,
+            epoch: AtomicU32::new(0),
+            bound_sessions: AtomicU32::new(0),
+            counters: NamespaceCounters::default(),
+        }
+    }
+    /// The current epoch.
+    pub(crate) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Acquire)
+    }
+    /// Begins a new epoch and returns it.
+    pub(crate) fn begin_epoch(&self) -> u32 {
+        self.epoch.fetch_add(1, Ordering::AcqRel) + 1
+    }
+    /// A session that had bound it has ended.
+    pub(crate) fn unbind(&self) {
+        self.bound_sessions.fetch_sub(1, Ordering::AcqRel);
+    }
+    /// Nobody uses it and nothing is stored under it.
+    fn is_idle(&self) -> bool {
+        self.bound_sessions.load(Ordering::Acquire) == 0
+            && self.counters.ready_chunks.load(Ordering::Acquire) == 0
+            && self.counters.pending_chunks.load(Ordering::Acquire) == 0
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    max: usize,
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    next_index: u32,
+    by_digest: HashMap<NamespaceDigest, Arc<Namespace>>,
+    by_name: HashMap<String, NamespaceDigest>,
+}
+
+impl Namespaces {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { max, inner: RwLock::default() }
+    }
+
+    /// Makes a namespace known, or finds it, and counts one more session bound to it unless `bound` says that
+    /// this session is counted already.
+    pub(crate) fn register(
+        &self,
+        descriptor: Descriptor,
+        claimed: NamespaceDigest,
+        pinned_name: Option<&str>,
+        bound: impl FnOnce(&Arc<Namespace>) -> Result<bool, Refusal>,
+    ) -> Result<NamespaceDigest, Refusal> {
+        descriptor.check()?;
+        let digest = descriptor.digest();
+        if digest != claimed {
+            return Err(Refusal::new(
+                Reason::NamespaceConflict,
+                format!("the namespace {claimed} with a descriptor whose digest is {digest}"),
+                "client and daemon encode the descriptor differently, or its geometry has changed under the same \
+                 digest: use the same version of both, and one namespace for each geometry",
+            ));
+        }
+        let mut inner = self.inner.write();
+        if let Some(name) = pinned_name
+            && let Some(other) = inner.by_name.get(name).filter(|&&other| other != digest)
+        {
+            return Err(Refusal::new(
+                Reason::NamespaceConflict,
+                format!("the name '{}' for the namespace {digest}", name.escape_debug()),
+                format!(
+                    "it is bound to {other}: choose another name, or give both engines the same geometry"
+                ),
+            ));
+        }
+        let namespace = match inner.by_digest.get(&digest) {
+            Some(known) => Arc::clone(known),
+            None => inner.add(self.max, digest, descriptor)?,
+        };
+        // Under the lock, so that a namespace is never forgotten between being found and being bound.
+        if bound(&namespace)? {
+            namespace.bound_sessions.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Some(name) = pinned_name {
+            inner.by_name.insert(name.to_owned(), digest);
+        }
+        Ok(digest)
+    }
+
+    /// One of them.
+    pub(crate) fn get(&self, digest: NamespaceDigest) -> Option<Arc<Namespace>> {
+        self.inner.read().by_digest.get(&digest).cloned()
+    }
+    /// All of them in the order of their registration, with the operator's names.
+    pub(crate) fn list(&self) -> Vec<(Arc<Namespace>, Option<String>)> {
+        let inner = self.inner.read();
+        let name_of =
+            |digest| inner.by_name.iter().find(|&(_, &d)| d == digest).map(|(name, _)| name.clone());
+        let mut all: Vec<_> =
+            inner.by_digest.values().map(|ns| (Arc::clone(ns), name_of(ns.digest))).collect();
+        all.sort_unstable_by_key(|(namespace, _)| namespace.index);
+        all
+    }
+}
+
+impl Inner {
+    fn add(
+        &mut self,
+        max: usize,
+        digest: NamespaceDigest,
+        descriptor: Descriptor,
+    ) -> Result<Arc<Namespace>, Refusal> {
+        if self.by_digest.len() >= max {
+            self.forget_one_idle();
+        }
+        if self.by_digest.len() >= max {
+            return Err(Refusal::new(
+                Reason::TooMany,
+                format!("one namespace more than {max}"),
+                "let the engines of another model end, reset its namespace, or raise the daemon's limit",
+            ));
+        }
+        let namespace = Arc::new(Namespace::new(self.next_index, digest, descriptor));
+        self.next_index += 1;
+        self.by_digest.insert(digest, Arc::clone(&namespace));
+        Ok(namespace)
+    }
+
+    fn forget_one_idle(&mut self) {
+        let idle = self.by_digest.values().filter(|ns| ns.is_idle()).min_by_key(|ns| ns.index);
+        if let Some(digest) = idle.map(|ns| ns.digest) {
+            self.by_digest.remove(&digest);
+            self.by_name.retain(|_, named| *named != digest);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Who is connected, and what each session has bound and attached. Leases and reservations know their
+//! session themselves.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock};
+use tender_proto::{NamespaceDigest, Reason, Refusal, SessionId};
+
+use crate::admission::Budget;
+use crate::namespace::Namespace;
+use crate::staging::Staging;
+
+/// One open session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    /// Bytes in flight of this session.
+    pub(crate) budget: Arc<Budget>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ended: bool,
+    bound: HashMap<NamespaceDigest, Arc<Namespace>>,
+    staging: Option<Arc<Staging>>,
+}
+
+impl Session {
+    /// Binds a namespace; `Ok(false)` when it was bound before.
+    pub(crate) fn bind(&self, namespace: &Arc<Namespace>) -> Result<bool, Refusal> {
+        let mut state = self.state.lock();
+        if state.ended {
+            return Err(unknown(self.id));
+        }
+        Ok(state.bound.insert(namespace.digest, Arc::clone(namespace)).is_none())
+    }
+    /// A namespace that this session has registered.
+    pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Result<Arc<Namespace>, Refusal> {
+        self.state.lock().bound.get(&digest).cloned().ok_or_else(|| {
+            Refusal::new(
+                Reason::UnknownNamespace,
+                format!("the namespace {digest}"),
+                "register it in this session first",
+            )
+        })
+    }
+    /// The region that was attached.
+    pub(crate) fn staging(&self) -> Option<Arc<Staging>> {
+        self.state.lock().staging.clone()
+    }
+    /// Attaches a region in place of an earlier one, which lives on while somebody copies out of it.
+    pub(crate) fn attach(&self, staging: Arc<Staging>) -> Result<(), Reason> {
+        let mut state = self.state.lock();
+        if state.ended {
+            return Err(Reason::UnknownSession);
+        }
+        let replaced = state.staging.replace(staging);
+        drop(state);
+        drop(replaced);
+        Ok(())
+    }
+    fn end(&self) {
+        let mut state = self.state.lock();
+        state.ended = true;
+        let (bound, staging) = (std::mem::take(&mut state.bound), state.staging.take());
+        drop(state);
+        bound.values().for_each(|namespace| namespace.unbind());
+        drop(staging);
+    }
+}
+
+/// All open sessions.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    max: usize,
+    budget_bytes: u64,
+    by_id: RwLock<HashMap<SessionId, Arc<Session>>>,
+}
+
+impl Sessions {
+    /// At most `max` sessions, each with a budget of bytes in flight.
+    pub(crate) fn new(max: usize, budget_bytes: u64) -> Self {
+        Self { max, budget_bytes, by_id: RwLock::default() }
+    }
+    /// Opens one. `ready` is called before anybody can name it.
+    pub(crate) fn open(&self, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
+        let mut by_id = self.by_id.write();
+        if by_id.len() >= self.max {
+            return Err(Refusal::new(
+                Reason::TooMany,
+                format!("one session more than {}", self.max),
+                "close sessions or raise the daemon's limit",
+            ));
+        }
+        let id = SessionId::from_random(rand::random());
+        ready(id);
+        let budget = Budget::new(self.budget_bytes);
+        by_id.insert(id, Arc::new(Session { id, budget, state: Mutex::default() }));
+        Ok(id)
+    }
+    /// Ends one; false when it had ended.
+    pub(crate) fn close(&self, id: SessionId) -> bool {
+        let removed = self.by_id.write().remove(&id);
+        if let Some(session) = &removed {
+            session.end();
+        }
+        removed.is_some()
+    }
+    /// An open one.
+    pub(crate) fn get(&self, id: SessionId) -> Result<Arc<Session>, Refusal> {
+        self.by_id.read().get(&id).cloned().ok_or_else(|| unknown(id))
+    }
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.read().len()
+    }
+}
+
+fn unknown(id: SessionId) -> Refusal {
+    Refusal::new(Reason::UnknownSession, format!("the session {id}"), "open a new session and register again")
+}
