@@ -68,6 +68,11 @@ impl Breaker {
         }
     }
 
+    /// Whether nothing may go out now. Unlike [`Breaker::admits`] it takes no trial.
+    pub(crate) fn is_open(&self, now: Instant) -> bool {
+        matches!(*self.inner.lock(), Inner::Open { until, .. } if now < until)
+    }
+
     /// A call came back after `took`, with an answer or without. Returns whether this opened the breaker.
     pub(crate) fn record(&self, now: Instant, answered: bool, took: Duration) -> bool {
         let good = answered && took <= self.config.slow_call;

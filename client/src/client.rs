@@ -107,6 +107,11 @@ impl Client {
         runtime::wait(&self.shared.runtime, limit, up).unwrap_or(false)
     }
 
+    /// Ends the session and opens no other. What is under way fails at once.
+    pub fn stop(&self) {
+        self.shared.stop.cancel();
+    }
+
     /// What the daemon last said no to, if that is why no session is up.
     pub fn refusal(&self) -> Option<Refusal> {
         match &*self.shared.link.borrow() {
@@ -150,6 +155,7 @@ impl Client {
     /// The session to use for something new in this namespace, or why there is none.
     pub(crate) fn session(&self, namespace: NamespaceDigest) -> Result<Arc<Session>, Reason> {
         match &*self.shared.link.borrow() {
+            Link::Up(_) if self.shared.breaker.is_open(Instant::now()) => Err(Reason::BreakerOpen),
             Link::Up(session) if session.is_draining() => Err(Reason::Draining),
             Link::Up(session) if session.knows(namespace) => Ok(Arc::clone(session)),
             Link::Up(_) => Err(Reason::UnknownNamespace),

@@ -35,8 +35,9 @@ impl Address {
 
     fn parse_tcp(text: &str, rest: &str) -> Result<Self, ClientError> {
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (host, port) =
-            rest.rsplit_once(':').ok_or_else(|| Self::refuse(text, "write host and port: tcp://host:port"))?;
+        let (host, port) = rest
+            .rsplit_once(':')
+            .ok_or_else(|| Self::refuse(text, "write host and port: tcp://host:port"))?;
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         if bare.is_none() && host.contains([':', '[', ']']) {
             return Err(Self::refuse(text, "put an IPv6 address into brackets: tcp://[::1]:7070"));

@@ -2,10 +2,14 @@
 
 pub mod admin;
 mod breaker;
+pub mod cli;
 mod client;
 mod config;
 mod counters;
 mod error;
+mod fuse;
+mod lease;
+mod queue;
 mod retry;
 mod runtime;
 mod session;

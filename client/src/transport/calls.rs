@@ -168,8 +168,7 @@ impl Calls {
 
     /// Ends a lease; true when it was good until now.
     pub(crate) async fn release(&self, lease: LeaseId) -> Result<bool, Refusal> {
-        let request =
-            v1::ReleaseRequest { session_id: self.session_bytes(), lease_ids: vec![lease.get()] };
+        let request = v1::ReleaseRequest { session_id: self.session_bytes(), lease_ids: vec![lease.get()] };
         let answer = self.store().release(request).await.map_err(refusal)?.into_inner();
         // Whatever is not plainly LIVE is not.
         Ok(answer.outcomes == [i32::from(v1::LeaseOutcome::Live)])
@@ -229,7 +228,11 @@ pub(crate) fn refusal(status: tonic::Status) -> Refusal {
 
 /// An answer that breaks the contract.
 pub(crate) fn nonsense(what: &str) -> Refusal {
-    Refusal::new(Reason::Internal, format!("an answer with {what}"), "upgrade the daemon; the answer was ignored")
+    Refusal::new(
+        Reason::Internal,
+        format!("an answer with {what}"),
+        "upgrade the daemon; the answer was ignored",
+    )
 }
 
 /// Reads the outcomes of Commit and Put: one for each reservation, in order.

@@ -36,7 +36,14 @@ pub(crate) struct Assembly<'a> {
 
 impl<'a> Assembly<'a> {
     pub(crate) fn new(items: &'a [ReadItem], max_frame_bytes: usize) -> Self {
-        Self { items, at: 0, max_frame_bytes, digest: None, hasher: blake3::Hasher::new(), buffer: Vec::new() }
+        Self {
+            items,
+            at: 0,
+            max_frame_bytes,
+            digest: None,
+            hasher: blake3::Hasher::new(),
+            buffer: Vec::new(),
+        }
     }
 
     /// Items that are done, well or not.

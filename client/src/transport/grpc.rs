@@ -39,7 +39,12 @@ impl Grpc {
         Ok(Self { store, session, staging: Staging::new(region), max_frame_bytes })
     }
 
-    async fn pump(&self, ask: &ReadAsk<'_>, results: &mut Vec<Result<(), Reason>>, sink: &mut Sink<'_>) -> Result<(), Refusal> {
+    async fn pump(
+        &self,
+        ask: &ReadAsk<'_>,
+        results: &mut Vec<Result<(), Reason>>,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Refusal> {
         let request = v1::GetRequest {
             session_id: Bytes::copy_from_slice(self.session.as_bytes()),
             lease_id: ask.lease.get(),

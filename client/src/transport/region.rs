@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
 
-use nix::sys::mman::{MmapAdvise, madvise};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MmapAdvise, madvise};
 use tender_proto::shm::{Mapping, OutOfRange};
 
 /// Mapped in one go, so that a stopping client does not wait long for a thread that populates.
@@ -39,7 +39,10 @@ pub(super) fn filled(staging: &Mapping, offset_bytes: u64, len: usize) -> Result
 }
 
 /// A staging slot to be filled, for its owner.
-#[expect(clippy::mut_from_ref, reason = "the allocator gives every range to one slot; a slot lends it mutably")]
+#[expect(
+    clippy::mut_from_ref,
+    reason = "the allocator gives every range to one slot; a slot lends it mutably"
+)]
 pub(super) fn fillable(staging: &Mapping, offset_bytes: u64, len: usize) -> Result<&mut [u8], OutOfRange> {
     let start = staging.address_mut(offset_bytes, len)?;
     // SAFETY: the range lies in the mapping (checked above) for as long as it lives; the caller is the only
@@ -50,8 +53,7 @@ pub(super) fn fillable(staging: &Mapping, offset_bytes: u64, len: usize) -> Resu
 /// Maps the pages before somebody waits for them: a first touch costs many times a later one. Content does not
 /// change. Stops early when `stop` says so; a kernel that cannot do it changes nothing.
 pub(super) fn populate(map: &Mapping, writable: bool, stop: &dyn Fn() -> bool) {
-    let advice =
-        if writable { MmapAdvise::MADV_POPULATE_WRITE } else { MmapAdvise::MADV_POPULATE_READ };
+    let advice = if writable { MmapAdvise::MADV_POPULATE_WRITE } else { MmapAdvise::MADV_POPULATE_READ };
     let mut at = 0;
     while at < map.len() && !stop() {
         let len = POPULATE_STEP_BYTES.min(map.len() - at);

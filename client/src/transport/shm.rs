@@ -169,7 +169,8 @@ impl Transport for Shm {
         // A task of its own, never cancelled: as long as the daemon may read the slots, somebody must own them.
         client.runtime().spawn(async move {
             let result = calls.commit(&asks).await;
-            let silent = matches!(&result, Err(no) if matches!(no.reason, Reason::Unreachable | Reason::Deadline));
+            let silent =
+                matches!(&result, Err(no) if matches!(no.reason, Reason::Unreachable | Reason::Deadline));
             for part in parts {
                 if silent {
                     part.slot.abandon();
@@ -178,9 +179,8 @@ impl Transport for Shm {
             // Nobody waits any more after the deadline.
             _ = answer.send(result);
         });
-        let answer = async {
-            answered.await.unwrap_or_else(|_| Err(refuse("the committing task ended early")))
-        };
+        let answer =
+            async { answered.await.unwrap_or_else(|_| Err(refuse("the committing task ended early"))) };
         match client.ask_blocking(session, deadline, Pace::Bulk, answer) {
             Ok(outcomes) => outcomes,
             Err(reason) => vec![Err(reason); count],

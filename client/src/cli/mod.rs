@@ -1,0 +1,152 @@
+//! The tool `tender`: what an operator asks a daemon. It lives in the library so that the Python wheel can
+//! carry it too.
+//!
+//! Exit codes: 0 it worked, 1 the daemon could not be reached or said no, 64 the command line is wrong.
+
+mod ping;
+mod stat;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use tender_proto::Reason;
+
+use crate::config::{Address, DEFAULT_ADDRESS};
+use crate::error::ClientError;
+
+/// As `sysexits.h` has it: the command was used incorrectly.
+const EXIT_USAGE: u8 = 64;
+
+/// Asks a Tender daemon how it is and what it holds.
+#[derive(Debug, Parser)]
+#[command(name = "tender", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    target: Target,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Which daemon, and how long to wait for it.
+#[derive(Debug, Args)]
+struct Target {
+    /// Where the daemon listens: unix:/path or tcp://host:port.
+    #[arg(long, global = true, env = "TENDER_ADDRESS", default_value = DEFAULT_ADDRESS)]
+    address: Address,
+    /// How long to wait for its answer.
+    #[arg(long, global = true, default_value = "2s", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows whether the daemon answers, its version and whether it is ready.
+    Ping(ping::Ping),
+    /// Shows what the daemon holds and how it is used.
+    Stat(stat::Stat),
+}
+
+/// Runs the tool with these arguments, the first being its own name.
+pub fn run<I, T>(args: I) -> ExitCode
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString> + Clone,
+{
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let answer = match &cli.command {
+        Command::Ping(command) => command.run(&cli.target),
+        Command::Stat(command) => command.run(&cli.target),
+    };
+    match answer {
+        // A reader that went away, as `head` does, is no failure of ours.
+        Ok(text) => _ = std::io::stdout().write_all(text.as_bytes()),
+        Err(error) => {
+            _ = writeln!(std::io::stderr(), "tender: {}", sentence(&error));
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn usage(error: &clap::Error) -> ExitCode {
+    _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(EXIT_USAGE),
+    }
+}
+
+/// "Refused" is the wrong word for silence.
+fn sentence(error: &ClientError) -> String {
+    match error {
+        ClientError::Refused(no) if matches!(no.reason, Reason::Unreachable | Reason::Deadline) => {
+            format!("no answer from {}: {}", no.subject, no.advice)
+        }
+        other => other.to_string(),
+    }
+}
+
+/// An answer as JSON, with a line end.
+fn json(answer: &impl serde::Serialize) -> Result<String, ClientError> {
+    let text = serde_json::to_string_pretty(answer)
+        .map_err(|error| ClientError::Start { what: "the JSON output", source: error.into() })?;
+    Ok(text + "\n")
+}
+
+/// A time as a person says it: the two largest units.
+fn ago(ms: u64) -> String {
+    let text = humantime::format_duration(Duration::from_secs(ms / 1000)).to_string();
+    text.split(' ').take(2).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_address_stands_before_or_after_the_command() {
+        for args in
+            [["tender", "--address", "tcp://h:1", "ping"], ["tender", "stat", "--address", "tcp://h:1"]]
+        {
+            let cli = Cli::try_parse_from(args).unwrap();
+            assert_eq!(cli.target.address, "tcp://h:1".parse().unwrap());
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_exits_with_64() {
+        let code = |args: &[&str]| format!("{:?}", run(args));
+        let usage = format!("{:?}", ExitCode::from(EXIT_USAGE));
+        assert_eq!(code(&["tender"]), usage);
+        assert_eq!(code(&["tender", "nonsense"]), usage);
+        assert_eq!(code(&["tender", "ping", "--address", "nowhere"]), usage);
+        assert_eq!(code(&["tender", "--version"]), format!("{:?}", ExitCode::SUCCESS));
+    }
+
+    #[test]
+    fn an_unreachable_daemon_exits_with_1() {
+        let code = run(["tender", "ping", "--address", "unix:/nonexistent/tender.sock"]);
+        assert_eq!(format!("{code:?}"), format!("{:?}", ExitCode::FAILURE));
+    }
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!(ago(0), "0s");
+        assert_eq!(ago(59_999), "59s");
+        assert_eq!(ago(3_723_000), "1h 2m");
+    }
+}

@@ -1,0 +1,229 @@
+//! The worker's loads: lookup > lease > read > verify > scatter > release.
+//!
+//! One thread takes a whole load from its lookup to its report, so that a load is reported only after the last
+//! byte of it was copied: the engine may hand the blocks on as soon as it hears of it. Every wait on the way
+//! ends with the deadline, with the session, or with the client, whichever comes first.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tender_proto::{Coverage, Descriptor, NamespaceDigest, PartIndex, Reason};
+
+use crate::client::{Client, Pace};
+use crate::copy::CopyBackend;
+use crate::fuse::Fuse;
+use crate::lease::HeldLease;
+use crate::plan::{LoadItem, LoadJob};
+use crate::queue::Queue;
+use crate::session::Session;
+use crate::transport::calls::{ChunkAnswer, LookupAsk};
+use crate::transport::{ReadAsk, ReadItem, Transport};
+
+/// A lease outlasts the load it is for by this much, or the release of a load that used all its time would
+/// come too late.
+const LEASE_MARGIN: Duration = Duration::from_secs(1);
+
+/// A load that is over.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoadDone {
+    /// Whose load it was.
+    pub request: String,
+    /// The engine's blocks that did not get their bytes and must be recomputed. Empty: all is well.
+    pub failed_blocks: Vec<u32>,
+}
+
+/// A load that waits for a thread.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    job: LoadJob,
+    deadline: Instant,
+}
+
+/// What all loads of a worker share.
+#[derive(Debug)]
+pub(crate) struct Loader {
+    pub(crate) client: Client,
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) namespace: NamespaceDigest,
+    pub(crate) part: PartIndex,
+    pub(crate) copy: Arc<dyn CopyBackend>,
+    pub(crate) fuse: Arc<Fuse>,
+    pub(crate) queue: Queue<Pending>,
+    pub(crate) done: Mutex<Vec<LoadDone>>,
+}
+
+impl Loader {
+    /// Begins a load. Whatever happens to it, it is reported once.
+    pub(crate) fn submit(&self, job: LoadJob) {
+        if self.fuse.is_blown() {
+            return self.give_up(&job, Reason::Internal);
+        }
+        let deadline = Instant::now() + self.client.config().load_deadline;
+        if let Err(pending) = self.queue.push(Pending { job, deadline }) {
+            self.give_up(&pending.job, Reason::TooMany);
+        }
+    }
+
+    /// Loads until the queue is closed.
+    pub(crate) fn work(&self) {
+        while let Some(mut taken) = self.queue.take(|_| false) {
+            for Pending { job, deadline } in taken.items() {
+                // A panic has unwound the copy, so nothing touches the blocks any more.
+                let failed = || vec![Err(Reason::Internal); job.items.len()];
+                let results = self.fuse.run("load", failed, || self.load(&job, deadline));
+                self.report(&job, &results);
+            }
+        }
+    }
+
+    /// Reports what will never be begun.
+    pub(crate) fn close(&self) {
+        for pending in self.queue.close() {
+            self.give_up(&pending.job, Reason::Unreachable);
+        }
+    }
+
+    fn give_up(&self, job: &LoadJob, reason: Reason) {
+        self.report(job, &vec![Err(reason); job.items.len()]);
+    }
+
+    fn report(&self, job: &LoadJob, results: &[Result<(), Reason>]) {
+        let tally = self.client.tally();
+        let mut failed_blocks = Vec::new();
+        for (item, result) in job.items.iter().zip(results) {
+            if let Err(reason) = result {
+                tally.load_failed(*reason, 1);
+                failed_blocks.extend(item.needed.iter().filter_map(|i| item.blocks.get(i as usize)));
+            }
+        }
+        if failed_blocks.is_empty() {
+            tally.loads.one();
+        } else {
+            tally.loads_failed.one();
+            tally.failed_blocks.add(failed_blocks.len() as u64);
+            tracing::debug!(request = job.request, blocks = failed_blocks.len(), "a load failed in part");
+        }
+        self.done.lock().push(LoadDone { request: job.request.clone(), failed_blocks });
+    }
+
+    fn load(&self, job: &LoadJob, deadline: Instant) -> Vec<Result<(), Reason>> {
+        let session = match self.client.session(self.namespace) {
+            Ok(session) => session,
+            Err(reason) => return vec![Err(reason); job.items.len()],
+        };
+        let batches = job.items.chunks(session.limits.max_batch_chunks);
+        batches.flat_map(|items| self.load_batch(&session, items, deadline)).collect()
+    }
+
+    /// One lookup and one lease. Only a lease that was good to the end makes any of it good.
+    fn load_batch(
+        &self,
+        session: &Arc<Session>,
+        items: &[LoadItem],
+        deadline: Instant,
+    ) -> Vec<Result<(), Reason>> {
+        let all = |reason| vec![Err(reason); items.len()];
+        let Some(transport) = &session.transport else { return all(Reason::Unsupported) };
+        let (answers, lease) = match self.lookup(session, transport.as_ref(), items, deadline) {
+            Ok(found) => found,
+            Err(reason) => return all(reason),
+        };
+        let mut results = all(Reason::Internal);
+        let (mut positions, mut reads) = (Vec::new(), Vec::new());
+        for (i, (item, answer)) in items.iter().zip(&answers).enumerate() {
+            match self.readable(i, item, answer, transport.as_ref()) {
+                Ok(read) => {
+                    positions.push(i);
+                    reads.push(read);
+                }
+                Err(reason) => results[i] = Err(reason),
+            }
+        }
+        let Some(lease) = lease else { return results };
+        let ask = ReadAsk { lease: lease.id(), items: &reads, deadline };
+        let mut scatter = |at: usize, bytes: &[u8]| {
+            if session.has_ended() {
+                return Err(Reason::Unreachable);
+            }
+            if Instant::now() >= deadline {
+                return Err(Reason::Deadline);
+            }
+            self.scatter(&items[positions[at]], reads[at].coverage, bytes)
+        };
+        let read = transport.read(&self.client, session, &ask, &mut scatter);
+        let fate = match lease.release(deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Reason::LeaseExpired),
+            Err(reason) => Err(reason),
+        };
+        let mut bytes = 0;
+        for ((&at, result), item) in positions.iter().zip(read).zip(&reads) {
+            results[at] = result.and(fate);
+            bytes += if results[at].is_ok() { item.bytes } else { 0 };
+        }
+        let tally = self.client.tally();
+        tally.loaded_bytes.add(bytes);
+        tally.loaded_parts.add(results.iter().filter(|r| r.is_ok()).count() as u64);
+        results
+    }
+
+    fn lookup(
+        &self,
+        session: &Arc<Session>,
+        transport: &dyn Transport,
+        items: &[LoadItem],
+        deadline: Instant,
+    ) -> Result<(Vec<ChunkAnswer>, Option<HeldLease>), Reason> {
+        let chunks: Vec<_> = items.iter().map(|item| item.chunk).collect();
+        let lease = deadline.saturating_duration_since(Instant::now()) + LEASE_MARGIN;
+        let ask = LookupAsk { lease, locate: transport.locates() };
+        let call = session.calls.lookup(&self.descriptor, self.namespace, &chunks, ask);
+        let answer = self.client.ask_blocking(session, deadline, Pace::Quick, call)?;
+        let lease = answer.lease.map(|grant| HeldLease::new(&self.client, session, grant));
+        Ok((answer.chunks, lease))
+    }
+
+    /// What to read for an item, if what the daemon has is enough for it.
+    fn readable(
+        &self,
+        index: usize,
+        item: &LoadItem,
+        answer: &ChunkAnswer,
+        transport: &dyn Transport,
+    ) -> Result<ReadItem, Reason> {
+        let (coverage, places) = match answer {
+            ChunkAnswer::Ready { coverage, places } => (*coverage, places),
+            // It was there when the scheduler asked; now another version of it is under way.
+            ChunkAnswer::Pending => return Err(Reason::NotCovered),
+            ChunkAnswer::Miss(reason) => return Err(*reason),
+        };
+        if !coverage.contains(item.needed) {
+            return Err(Reason::NotCovered);
+        }
+        let group = self.descriptor.group_of(item.chunk).map_err(|no| no.reason)?;
+        let place = if transport.locates() {
+            if places.len() != group.parts() {
+                return Err(Reason::Internal);
+            }
+            places.get(usize::from(self.part.0)).copied()
+        } else {
+            None
+        };
+        Ok(ReadItem {
+            chunk_index: u32::try_from(index).map_err(|_| Reason::TooMany)?,
+            part: self.part,
+            coverage,
+            bytes: group.part_bytes(self.part, coverage).map_err(|no| no.reason)?,
+            place,
+        })
+    }
+
+    fn scatter(&self, item: &LoadItem, stored: Coverage, bytes: &[u8]) -> Result<(), Reason> {
+        let blocks: Vec<_> = item.blocks.iter().map(|&block| Some(block)).collect();
+        self.copy.scatter(item.chunk.group, &blocks, stored, item.needed, bytes).map_err(|no| {
+            tracing::warn!(%no, chunk = %item.chunk, "blocks of a load do not fit the layout");
+            Reason::Malformed
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! The worker's half of a client: it moves the bytes that a step plan names.
+//!
+//! Everything the engine calls returns at once, except [`WorkerSide::begin_step`] and [`WorkerSide::end_step`],
+//! which copy the blocks to be stored into staging first, and [`WorkerSide::flush`], which waits by order.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tender_proto::{Descriptor, GroupIndex, PartIndex, Reason, Refusal};
+
+use crate::client::{Client, Purpose};
+use crate::config::ClientConfig;
+use crate::copy::{CopyBackend, HostCopy};
+use crate::counters::Counters;
+use crate::error::ClientError;
+use crate::fuse::Fuse;
+use crate::layout::ProvedLayout;
+use crate::load::{LoadDone, Loader};
+use crate::plan::StepPlan;
+use crate::queue::Queue;
+use crate::save::Saver;
+
+/// One rank's worker.
+#[derive(Debug)]
+pub struct WorkerSide {
+    client: Client,
+    fuse: Arc<Fuse>,
+    loader: Arc<Loader>,
+    saver: Arc<Saver>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl WorkerSide {
+    /// Starts a worker over host memory. `part` is this rank's; the layout's blocks must have the size that the
+    /// descriptor gives that part. It does not wait for the daemon.
+    pub fn new(
+        config: ClientConfig,
+        descriptor: Arc<Descriptor>,
+        part: PartIndex,
+        layout: Arc<ProvedLayout>,
+    ) -> Result<Self, ClientError> {
+        check_sizes(&descriptor, part, &layout)?;
+        Self::with_backend(config, descriptor, part, Arc::new(HostCopy::new(layout)))
+    }
+
+    /// The same over any copy backend.
+    pub(crate) fn with_backend(
+        config: ClientConfig,
+        descriptor: Arc<Descriptor>,
+        part: PartIndex,
+        copy: Arc<dyn CopyBackend>,
+    ) -> Result<Self, ClientError> {
+        descriptor.check()?;
+        let (load_queue, store_queue) = (Queue::new(config.load_queue), Queue::new(config.store_queue));
+        let client = Client::new(config, Purpose::Data)?;
+        let namespace = client.register(Arc::clone(&descriptor));
+        let fuse = Arc::new(Fuse::new(Arc::clone(client.tally())));
+        let loader = Arc::new(Loader {
+            client: client.clone(),
+            descriptor: Arc::clone(&descriptor),
+            namespace,
+            part,
+            copy: Arc::clone(&copy),
+            fuse: Arc::clone(&fuse),
+            queue: load_queue,
+            done: Mutex::default(),
+        });
+        let saver = Arc::new(Saver {
+            client: client.clone(),
+            descriptor,
+            namespace,
+            part,
+            copy,
+            fuse: Arc::clone(&fuse),
+            queue: store_queue,
+        });
+        // From here on its drop ends what was started.
+        let worker = Self { client, fuse, loader, saver, threads: Mutex::default() };
+        worker.start_threads()?;
+        Ok(worker)
+    }
+
+    fn start_threads(&self) -> Result<(), ClientError> {
+        let config = self.client.config();
+        for _ in 0..config.load_threads {
+            let loader = Arc::clone(&self.loader);
+            self.start("tender-load", move || loader.work())?;
+        }
+        for _ in 0..config.store_threads {
+            let saver = Arc::clone(&self.saver);
+            self.start("tender-store", move || saver.work())?;
+        }
+        Ok(())
+    }
+
+    fn start(&self, name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<(), ClientError> {
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(work)
+            .map_err(|source| ClientError::Start { what: name, source })?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// Before the forward pass: gathers what became final by finishing, then begins the loads. The loads' blocks
+    /// must not be used until [`WorkerSide::poll`] has reported them.
+    pub fn begin_step(&self, plan: &[u8]) {
+        let Some(plan) = self.read_plan(plan) else { return };
+        // The gathers first: a load may be into a block that is to be gathered.
+        self.fuse.run("begin_step", || (), || plan.stores_before.iter().for_each(|job| self.saver.gather(job)));
+        for job in plan.loads {
+            self.loader.submit(job);
+        }
+    }
+
+    /// After the forward pass: gathers what it made final.
+    pub fn end_step(&self, plan: &[u8]) {
+        let Some(plan) = self.read_plan(plan) else { return };
+        self.fuse.run("end_step", || (), || plan.stores_after.iter().for_each(|job| self.saver.gather(job)));
+    }
+
+    /// Loads that are over since the last call. After that no thread of ours touches their blocks.
+    pub fn poll(&self) -> Vec<LoadDone> {
+        std::mem::take(&mut *self.loader.done.lock())
+    }
+
+    /// Waits until all that was gathered is stored or skipped, and all loads are over. False: it took longer.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        self.saver.queue.wait_idle(deadline) && self.loader.queue.wait_idle(deadline)
+    }
+
+    /// Waits until a session is up, for programs that want to begin warm.
+    pub fn wait_until_up(&self, limit: Duration) -> bool {
+        self.client.wait_until_up(limit)
+    }
+
+    /// This moment's numbers.
+    pub fn counters(&self) -> Counters {
+        self.client.counters()
+    }
+
+    /// Ends the session and the threads. Loads that are not over fail, stores that are not over are skipped.
+    /// When it returns, nothing of ours touches the engine's memory any more. Repeating it is harmless.
+    pub fn shutdown(&self) {
+        self.client.stop();
+        self.loader.close();
+        self.saver.close();
+        for thread in self.threads.lock().drain(..) {
+            // A thread that panicked past its fuse has ended too.
+            _ = thread.join();
+        }
+    }
+
+    fn read_plan(&self, plan: &[u8]) -> Option<StepPlan> {
+        let read = self.fuse.run("plan", || None, || Some(StepPlan::decode(plan)));
+        match read? {
+            Ok(plan) => Some(plan),
+            Err(no) => {
+                self.client.tally().bad_plans.one();
+                tracing::error!(%no, "a step plan cannot be read; do scheduler and worker run the same version?");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for WorkerSide {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+fn check_sizes(descriptor: &Descriptor, part: PartIndex, layout: &ProvedLayout) -> Result<(), Refusal> {
+    for (i, group) in descriptor.groups.iter().enumerate() {
+        let index = GroupIndex(u16::try_from(i).unwrap_or(u16::MAX));
+        let (told, proved) = (group.block_bytes(part), layout.block_bytes(index));
+        if told.is_none() || told != proved {
+            return Err(Refusal::new(
+                Reason::WrongSize,
+                format!("group {index}, part {part}: a block of {told:?} bytes, {proved:?} in the layout"),
+                "make the descriptor from the same layers as the layout",
+            ));
+        }
+    }
+    Ok(())
+}
