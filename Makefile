@@ -1,0 +1,65 @@
+# Every way to build, run and check Tender. `make help` lists the targets; all of them may be repeated.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+# The runner's own choice of test crates would leave out nothing we own, but building the Python extension as a test
+# binary needs libpython; its Rust is tested through the wheel.
+CRATES := --workspace --exclude tender-kv
+NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
+
+.PHONY: help setup build wheel demo test lint test-rust test-python test-vllm bench clean
+
+help: ## Show this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup: ## Check Rust and Python; make .venv with vLLM's CPU engine (some minutes the first time)
+	@scripts/setup.sh
+
+build: ## Build tenderd and tender (release)
+	@printf '\n=== Build\n'
+	cargo build --locked --release --package tender-daemon --package tender-client
+
+wheel: setup ## Build the Python wheel into dist/ and install it into .venv
+	@scripts/wheel.sh
+
+demo: setup build wheel ## Show vLLM getting its KV cache back from tenderd, and check every answer
+	@$(PYTHON) scripts/demo.py
+
+test: lint test-rust test-python test-vllm ## Run every test of the project, Rust and Python
+
+lint: setup ## Formatting, clippy, documentation and the direction of dependencies
+	@printf '\n=== Format\n'
+	cargo fmt --all --check
+	@printf '\n=== Clippy\n'
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@printf '\n=== Documentation\n'
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps $(CRATES)
+	@scripts/layers.sh
+
+test-rust: ## Unit, property, behaviour and documentation tests of all crates
+	@printf '\n=== Rust tests\n'
+ifeq ($(NEXTEST),yes)
+	cargo nextest run --locked $(CRATES) --no-fail-fast
+	@printf '\n=== Documentation tests\n'
+	cargo test --locked $(CRATES) --doc
+else
+	cargo test --locked $(CRATES) --no-fail-fast
+endif
+
+test-python: wheel ## Python tests that need no engine
+	@printf '\n=== Python tests\n'
+	$(PYTHON) -m pytest tests/python --ignore=tests/python/vllm
+
+test-vllm: build wheel ## vLLM on the CPU, each scenario compared with a run without Tender
+	@printf '\n=== vLLM tests\n'
+	$(PYTHON) -m pytest tests/python/vllm --durations=5
+
+bench: build ## Store, load and lookup against memcpy and a bare TCP stream
+	target/release/tender bench
+
+clean: ## Remove build outputs; .venv stays (remove it by hand to start over)
+	cargo clean
+	rm -rf dist .pytest_cache

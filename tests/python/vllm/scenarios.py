@@ -1,0 +1,256 @@
+"""The workloads, each a function of a `Bench`. Both sides of a comparison run the very same one; what only makes sense
+with Tender (killing its daemon, waiting for its loads) asks `bench.with_tender` first.
+
+What a scenario cannot know, whether the answers are equal, is the harness's business; what it alone can see goes
+into `bench.facts` and is asserted by its test.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+import random
+import time
+
+from daemon import Daemon
+from engine import Ask, Engine, Pass
+from models import VOCAB_TOKENS
+from spec import BLOCK_TOKENS, CHUNK_TOKENS, Spec
+
+RECONNECT_TIMEOUT_S = 90
+
+
+class Bench:
+    """An engine, a seeded source of prompts, and the record of what happened."""
+
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.with_tender = spec.connector is not None
+        self.random = random.Random(spec.seed)
+        self.daemon = Daemon(Path(spec.daemon_folder)) if spec.daemon_folder and self.with_tender else None
+        if self.daemon:
+            self.daemon.start()
+        self.engine = Engine(spec)
+        self.passes: list[Pass] = []
+        self.facts: dict = {}
+
+    def prompt(self, tokens: int) -> list[int]:
+        return [self.random.randrange(3, VOCAB_TOKENS) for _ in range(tokens)]
+
+    def run(self, name: str, asks: list[Ask], each_step=None) -> Pass:
+        """A pass that counts: its answers are compared."""
+        done = self.engine.run(name, asks, each_step)
+        self.passes.append(done)
+        return done
+
+    def close(self) -> None:
+        self.engine.close()
+        if self.daemon:
+            self.daemon.stop()
+
+
+def repeated_prompt(bench: Bench) -> None:
+    """The same prompts twice; lengths around nothing in particular."""
+    asks = [Ask(f"p{n}", bench.prompt(n)) for n in (97, 333, 640)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+
+
+def demo(bench: Bench) -> None:
+    """Long prompts, short answers: what an engine that serves agents or documents does all day."""
+    asks = [Ask(f"p{index}", bench.prompt(1500 + 37 * index), 16) for index in range(4)]
+    bench.facts["prompt_tokens"] = sum(len(ask.tokens) for ask in asks)
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+
+
+def multi_turn(bench: Bench) -> None:
+    """Each next prompt is the previous one plus its whole answer (and, for half of them, new words). Turns end just
+    before, exactly on, and just after block and chunk boundaries; the last token of an answer has no KV yet."""
+    lengths = {
+        "on-block": 5 * BLOCK_TOKENS,
+        "on-chunk": 3 * CHUNK_TOKENS,
+        "before-chunk": 3 * CHUNK_TOKENS - 1,
+        "after-chunk": 3 * CHUNK_TOKENS + 1,
+        "after-block": 5 * BLOCK_TOKENS + 1,
+    }
+    answer_tokens = CHUNK_TOKENS + BLOCK_TOKENS
+    talks = {name: bench.prompt(length - answer_tokens) for name, length in lengths.items()}
+    for turn in range(3):
+        if turn:
+            bench.engine.forget()
+        asks = [Ask(name, tokens, answer_tokens) for name, tokens in talks.items()]
+        done = bench.run(f"turn-{turn}", asks)
+        for index, name in enumerate(talks):
+            talks[name] = talks[name] + done.answers[name].tokens
+            if turn and index % 2:
+                talks[name] = talks[name] + bench.prompt(CHUNK_TOKENS)
+    bench.facts["first_prompt_tokens"] = {name: length - answer_tokens for name, length in lengths.items()}
+
+
+def shared_prefixes(bench: Bench) -> None:
+    """A tree of prompts that branch at random places, several at a time, in an order that changes per pass."""
+    trunk = bench.prompt(9 * CHUNK_TOKENS)
+    asks = []
+    for index in range(12):
+        cut = bench.random.randrange(1, len(trunk))
+        tail = bench.prompt(bench.random.randrange(1, 3 * CHUNK_TOKENS))
+        asks.append(Ask(f"b{index}", trunk[:cut] + tail, bench.random.randrange(2, 40)))
+    for name in ("first", "again", "once-more"):
+        bench.run(name, asks)
+        bench.engine.forget()
+        bench.random.shuffle(asks)
+
+
+def chunked_prefill(bench: Bench) -> None:
+    """Prompts that need many steps each, so that chunks become final piece by piece, between other requests' decodes."""
+    asks = [Ask(f"p{n}", bench.prompt(n), 40) for n in (30, 411, 700, 64 * 7)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+
+
+def preemption(bench: Bench) -> None:
+    """More running tokens than the pool has slots: requests are thrown out and come back, some from Tender."""
+    asks = [Ask(f"p{index}", bench.prompt(100 + 13 * index), 130) for index in range(5)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+
+
+def aborted_decode(bench: Bench) -> None:
+    """Half of the requests are aborted while they decode, at different depths; then all are asked again."""
+    asks = [Ask(f"p{index}", bench.prompt(150 + 31 * index), 80) for index in range(4)]
+    stop_at = {"p1": 7, "p3": 70}
+
+    def abort(progress: dict[str, int]) -> None:
+        for name in [name for name, depth in stop_at.items() if progress[name] >= depth]:
+            del stop_at[name]
+            bench.engine.abort(name)
+
+    bench.run("aborted", asks, abort)
+    bench.facts["not_aborted"] = sorted(stop_at)
+    bench.engine.forget()
+    bench.run("again", asks)
+
+
+def aborted_load(bench: Bench) -> None:
+    """Requests are aborted while their load is on its way; others at once get the memory the load was meant for."""
+    asks = [Ask(f"p{index}", bench.prompt(10 * CHUNK_TOKENS + 5 * index)) for index in range(2)]
+    others = [Ask(f"other{index}", bench.prompt(9 * CHUNK_TOKENS)) for index in range(2)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    aborted_loading: list[str] = []
+
+    def abort(_progress: dict[str, int]) -> None:
+        for ask in asks:
+            if ask.name in aborted_loading:
+                continue
+            if not bench.with_tender or bench.engine.waits_for_load(ask.name):
+                aborted_loading.append(ask.name)
+                bench.engine.abort(ask.name)
+
+    bench.run("aborted", asks + others, abort)
+    bench.facts["aborted_loading"] = aborted_loading
+    bench.run("beside", others)
+    bench.engine.forget()
+    bench.run("again", asks)
+
+
+def salts(bench: Bench) -> None:
+    """One prompt under two salts and none: each finds its own and nobody else's."""
+    tokens = bench.prompt(6 * CHUNK_TOKENS)
+    for name, salt in (("red", "red"), ("blue", "blue"), ("none", None), ("red-again", "red"), ("none-again", None)):
+        bench.run(name, [Ask("p", tokens, salt=salt)])
+        bench.engine.forget()
+
+
+def adapters(bench: Bench) -> None:
+    """One prompt under two LoRA adapters and none; the KV bytes differ, so sharing would be wrong, not only rude."""
+    tokens = bench.prompt(6 * CHUNK_TOKENS)
+    for name, adapter in (("a", 0), ("b", 1), ("none", None), ("b-again", 1), ("a-again", 0)):
+        bench.run(name, [Ask("p", tokens, adapter=adapter)])
+        bench.engine.forget()
+
+
+def daemon_killed(bench: Bench) -> None:
+    """The daemon dies while requests decode; the engine goes on without it, and with the next one."""
+    asks = [Ask(f"p{index}", bench.prompt(300 + 17 * index), 40) for index in range(3)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    loaded = bench.run("again", asks)
+    bench.engine.forget()
+
+    def kill(progress: dict[str, int]) -> None:
+        if bench.daemon and "killed_pid" not in bench.facts and min(progress.values()) >= 5:
+            bench.facts["killed_pid"] = bench.daemon.pid
+            bench.daemon.kill()
+
+    fresh = [Ask(f"fresh{index}", bench.prompt(280 + 17 * index), 40) for index in range(3)]
+    bench.run("killed", fresh + asks, kill)
+    bench.engine.forget()
+    bench.run("without", asks)
+    bench.engine.forget()
+    bench.facts["served_before"] = _served(loaded)
+    if bench.daemon:
+        bench.daemon.start()
+        bench.facts["served_after"] = _served_after_restart(bench, asks)
+    bench.run("restarted", asks)
+
+
+def daemon_killed_loading(bench: Bench) -> None:
+    """The daemon dies while loads are on their way: they fail, and exactly they are computed."""
+    asks = [Ask(f"p{index}", bench.prompt(10 * CHUNK_TOKENS + 7 * index)) for index in range(3)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+    bench.engine.forget()
+
+    def kill(_progress: dict[str, int]) -> None:
+        if bench.daemon and "killed_pid" not in bench.facts and bench.engine.waits_for_load("p0"):
+            bench.facts["killed_pid"] = bench.daemon.pid
+            bench.daemon.kill()
+
+    bench.run("killed", asks, kill)
+
+
+def no_daemon(bench: Bench) -> None:
+    """Nobody listens at the address: the engine works as if Tender were not there."""
+    repeated_prompt(bench)
+
+
+def _served(done: Pass) -> int:
+    return sum(answer.cached for answer in done.answers.values())
+
+
+def _served_after_restart(bench: Bench, asks: list[Ask]) -> int:
+    """Repeats the asks until the breaker has let the engine back to the daemon and it serves again."""
+    deadline = time.monotonic() + RECONNECT_TIMEOUT_S
+    while time.monotonic() < deadline:
+        served = _served(bench.engine.run("retry", asks))
+        bench.engine.forget()
+        if served:
+            return served
+        time.sleep(0.5)
+    return 0
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        repeated_prompt,
+        demo,
+        multi_turn,
+        shared_prefixes,
+        chunked_prefill,
+        preemption,
+        aborted_decode,
+        aborted_load,
+        salts,
+        adapters,
+        daemon_killed,
+        daemon_killed_loading,
+        no_daemon,
+    )
+}

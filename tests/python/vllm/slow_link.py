@@ -1,0 +1,59 @@
+"""A TCP relay with a limited rate from the daemon to the client, so that a load takes many engine steps."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+_PIECE_BYTES = 32 * 1024
+
+
+class SlowLink:
+    """Listens on a free port of 127.0.0.1 and relays to `target_port` there."""
+
+    def __init__(self, target_port: int, bytes_per_s: int):
+        self._target_port = target_port
+        self._bytes_per_s = bytes_per_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+
+    def __enter__(self) -> "SlowLink":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        for connection in [self._listener, *self._open]:
+            _cut(connection)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _peer = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:
+                return
+            self._open += [near, far]
+            threading.Thread(target=_relay, args=(near, far, None), daemon=True).start()
+            threading.Thread(target=_relay, args=(far, near, self._bytes_per_s), daemon=True).start()
+
+
+def _relay(source: socket.socket, sink: socket.socket, bytes_per_s: int | None) -> None:
+    try:
+        while piece := source.recv(_PIECE_BYTES):
+            if bytes_per_s:
+                time.sleep(len(piece) / bytes_per_s)
+            sink.sendall(piece)
+    except OSError:
+        pass
+    _cut(source)
+    _cut(sink)
+
+
+def _cut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    connection.close()
