@@ -30,11 +30,15 @@ demo: setup build wheel ## Show vLLM getting its KV cache back from tenderd, and
 
 test: lint test-rust test-python test-vllm ## Run every test of the project, Rust and Python
 
-lint: setup ## Formatting, clippy, documentation and the direction of dependencies
+lint: setup ## Formatting, lints, documentation and the direction of dependencies
 	@printf '\n=== Format\n'
 	cargo fmt --all --check
 	@printf '\n=== Clippy\n'
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	@printf '\n=== Python and shell\n'
+	.venv/bin/ruff format --check scripts tests/python client/python
+	.venv/bin/ruff check scripts tests/python client/python
+	.venv/bin/shellcheck -x -P scripts scripts/*.sh .ci/run
 	@printf '\n=== Documentation\n'
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps $(CRATES)
 	@scripts/layers.sh

@@ -1,6 +1,8 @@
+# shellcheck shell=bash
 # Helpers of the scripts beside it; sourced, never run.
 
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck disable=SC2034 # for those who source this
 VENV="$REPO/.venv"
 
 section() { printf '\n=== %s\n' "$*"; }

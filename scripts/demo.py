@@ -7,17 +7,17 @@ Tender served. Run it by `make demo`.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 import sys
 import tempfile
+from dataclasses import replace
+from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO / "tests" / "python" / "vllm"))
 
+import models  # noqa: E402
 from daemon import Daemon  # noqa: E402
 from harness import LOGPROB_TOLERANCE, Side, run_side  # noqa: E402
-import models  # noqa: E402
 from spec import Spec  # noqa: E402
 
 FOLDER = REPO / "target" / "demo"
@@ -68,7 +68,10 @@ def table(plain: Side, tender: Side) -> str:
     lines = [("the same prompts again, after the engine forgot them", "without Tender", "with Tender")]
     lines += rows(plain, tender)
     widths = [max(len(line[column]) for line in lines) for column in range(3)]
-    drawn = ["    " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    drawn = [
+        "    " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     rule = "    " + "  ".join("-" * width for width in widths)
     return "\n".join(["", drawn[0], rule, *drawn[1:], ""])
 
@@ -93,7 +96,7 @@ def same_tokens(plain: Side, tender: Side) -> bool:
 
 
 def logprob_distance(plain: Side, tender: Side) -> float:
-    pairs = (zip(answer["logprobs"], other["logprobs"]) for answer, other in answers(plain, tender))
+    pairs = (zip(answer["logprobs"], other["logprobs"], strict=True) for answer, other in answers(plain, tender))
     return max(abs(a - b) for pair in pairs for a, b in pair)
 
 

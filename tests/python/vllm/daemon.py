@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
 START_TIMEOUT_S = 60
@@ -49,7 +49,7 @@ class Daemon:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self) -> "Daemon":
+    def start(self) -> Daemon:
         """Starts it and returns once it answers a ping; raises with the end of its log if it does not."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -79,7 +79,7 @@ class Daemon:
         self._end(signal.SIGTERM)
         self._arena_file().unlink(missing_ok=True)
 
-    def __enter__(self) -> "Daemon":
+    def __enter__(self) -> Daemon:
         return self.start()
 
     def __exit__(self, *_exc) -> None:
@@ -89,7 +89,7 @@ class Daemon:
         listen = ["--listen", self.address]
         if self.tcp_port is not None:
             listen += ["--listen", f"tcp://127.0.0.1:{self.tcp_port}"]
-        return [str(program("tenderd")), *listen, "--arena-size", self.arena, "--arena-path", str(self._arena_file())]
+        return [str(program("tenderd")), *listen, "--arena-bytes", self.arena, "--arena-path", str(self._arena_file())]
 
     def _arena_file(self) -> Path:
         # Not in /dev/shm: containers often have 64 MiB there, and what a killed test leaves would stay in memory.

@@ -5,14 +5,15 @@ Both sides of every comparison run through this class, so they differ in the con
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 import os
 import time
-from typing import Callable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from spec import Spec
 
 STORES_TIMEOUT_S = 60
+CONNECT_TIMEOUT_S = 30
 # Enough for any workload here at one step per load poll; a request that waits longer than this is stuck.
 RUN_TIMEOUT_S = 180
 
@@ -61,13 +62,17 @@ class Engine:
         self._fills = 0
         self._runs = 0
         self._fill()
+        if spec.connector is not None and spec.expects_daemon:
+            self._wait_for_sessions()
 
     def run(self, name: str, asks: list[Ask], each_step: Callable[[dict[str, int]], None] | None = None) -> Pass:
         """Runs all asks at once. `each_step` sees, after every engine step, the answer tokens per request so far."""
         self._runs += 1
         prefix = f"{self._runs}-"
         for ask in asks:
-            self._engine.add_request(prefix + ask.name, self._prompt(ask), self._sampling(ask), lora_request=self._lora(ask))
+            self._engine.add_request(
+                prefix + ask.name, self._prompt(ask), self._sampling(ask), lora_request=self._lora(ask)
+            )
         done = Pass(name)
         progress: dict[str, int] = {ask.name: 0 for ask in asks}
         begun = time.monotonic()
@@ -138,6 +143,13 @@ class Engine:
     def close(self) -> None:
         """Ends the engine, the connector and what they started."""
         self._engine.engine_core.shutdown()
+
+    def _wait_for_sessions(self) -> None:
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while any(side["session"] != "up" for side in self.counters().values()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no session after {CONNECT_TIMEOUT_S} s: {self.counters()}")
+            time.sleep(0.05)
 
     def _fill(self) -> None:
         self._fills += 1

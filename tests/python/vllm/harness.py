@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
 import json
 import os
-from pathlib import Path
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from spec import Spec
 
@@ -81,10 +82,8 @@ class Running:
 
     def end(self) -> None:
         """Kills whatever is left of the session this object started."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
 
     def _log_end(self) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from pathlib import Path
 import tempfile
+from pathlib import Path
 
 VOCAB_TOKENS = 512
 MAX_CONTEXT_TOKENS = 4096

@@ -7,9 +7,9 @@ into `bench.facts` and is asserted by its test.
 
 from __future__ import annotations
 
-from pathlib import Path
 import random
 import time
+from pathlib import Path
 
 from daemon import Daemon
 from engine import Ask, Engine, Pass
@@ -104,7 +104,7 @@ def shared_prefixes(bench: Bench) -> None:
 
 
 def chunked_prefill(bench: Bench) -> None:
-    """Prompts that need many steps each, so that chunks become final piece by piece, between other requests' decodes."""
+    """Prompts that need many steps each: chunks become final piece by piece, between other requests' decodes."""
     asks = [Ask(f"p{n}", bench.prompt(n), 40) for n in (30, 411, 700, 64 * 7)]
     bench.run("first", asks)
     bench.engine.forget()
@@ -215,11 +215,6 @@ def daemon_killed_loading(bench: Bench) -> None:
     bench.run("killed", asks, kill)
 
 
-def no_daemon(bench: Bench) -> None:
-    """Nobody listens at the address: the engine works as if Tender were not there."""
-    repeated_prompt(bench)
-
-
 def _served(done: Pass) -> int:
     return sum(answer.cached for answer in done.answers.values())
 
@@ -251,6 +246,5 @@ SCENARIOS = {
         adapters,
         daemon_killed,
         daemon_killed_loading,
-        no_daemon,
     )
 }

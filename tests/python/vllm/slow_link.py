@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ class SlowLink:
         self.port = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
 
-    def __enter__(self) -> "SlowLink":
+    def __enter__(self) -> SlowLink:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
@@ -52,8 +53,6 @@ def _relay(source: socket.socket, sink: socket.socket, bytes_per_s: int | None) 
 
 
 def _cut(connection: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     connection.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 BLOCK_TOKENS = 32
@@ -33,11 +33,11 @@ class Spec:
     adapters: list[str] = field(default_factory=list)
     daemon_folder: str | None = None
     """Set: the scenario starts, kills and restarts a daemon of its own there."""
-    options: dict = field(default_factory=dict)
-    """What only this scenario knows."""
+    expects_daemon: bool = True
+    """The engine waits for its daemon before the first pass, so that what is served does not hang on who was faster."""
 
     @staticmethod
-    def read(path: Path) -> "Spec":
+    def read(path: Path) -> Spec:
         return Spec(**json.loads(path.read_text()))
 
     def write(self, path: Path) -> None:

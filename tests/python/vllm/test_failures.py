@@ -46,7 +46,8 @@ def test_daemon_killed_while_loading(spec, tmp_path: Path):
 
 
 def test_no_daemon_at_the_address(spec, tmp_path: Path):
-    plain, tender = run_both(spec("no_daemon", connector={"address": f"unix:{tmp_path}/nobody.sock"}), tmp_path)
+    connector = {"address": f"unix:{tmp_path}/nobody.sock"}
+    plain, tender = run_both(spec("repeated_prompt", connector=connector, expects_daemon=False), tmp_path)
     assert_same_answers(plain, tender)
     assert tender.cached("again") == plain.cached("again")
 
