@@ -169,7 +169,7 @@ impl Reservations {
             ids.remove(&id);
         }
     }
-    /// Takes a waiting reservation away from its owner, for an abort. `None` when it is not there, not
+    /// Takes a waiting reservation away from its owner, for an abort. Refused when it is not there, not
     /// waiting, or not this session's.
     pub(crate) fn abort(&self, session: SessionId, raw: u64) -> Result<(ReservationId, Claim), Reason> {
         let id = ReservationId::new(raw).ok_or(Reason::UnknownReservation)?;
@@ -177,6 +177,8 @@ impl Reservations {
         match inner.by_id.get(&id) {
             None => return Err(Reason::UnknownReservation),
             Some(reservation) if reservation.session != session => return Err(Reason::NotOwner),
+            // Its writer gives it up, or publishes it.
+            Some(Reservation { stage: Stage::Writing { .. }, .. }) => return Err(Reason::UnknownReservation),
             Some(_) => {}
         }
         inner.end(id, Reason::UnknownReservation).map(|claim| (id, claim)).ok_or(Reason::UnknownReservation)

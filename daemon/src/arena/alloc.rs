@@ -25,7 +25,7 @@ const MIN_NODES: u32 = 4096;
 const MAX_NODES: u32 = 1 << 24;
 
 /// A range of pages that can be taken in pieces. Pieces give themselves back.
-pub(crate) struct ExtentPool {
+pub struct ExtentPool {
     capacity_units: u32,
     inner: Mutex<Inner>,
 }
@@ -36,7 +36,7 @@ struct Inner {
 }
 
 /// One piece of a pool, owned: nobody else has any byte of it. Dropping it gives it back.
-pub(crate) struct Extent {
+pub struct Extent {
     pool: Arc<ExtentPool>,
     allocation: Allocation,
     bytes: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Extent {
 
 impl ExtentPool {
     /// A pool of the whole units in `bytes`; `None` below one unit and above [`MAX_POOL_BYTES`].
-    pub(crate) fn new(bytes: u64) -> Option<Arc<Self>> {
+    pub fn new(bytes: u64) -> Option<Arc<Self>> {
         if bytes > MAX_POOL_BYTES {
             return None;
         }
@@ -55,20 +55,20 @@ impl ExtentPool {
     }
 
     /// Bytes of the pool.
-    pub(crate) fn capacity_bytes(&self) -> u64 {
+    pub fn capacity_bytes(&self) -> u64 {
         u64::from(self.capacity_units) * UNIT_BYTES
     }
     /// Bytes of all live extents, rounding included.
-    pub(crate) fn used_bytes(&self) -> u64 {
+    pub fn used_bytes(&self) -> u64 {
         u64::from(self.inner.lock().used_units) * UNIT_BYTES
     }
     /// A request of this size would succeed now.
-    pub(crate) fn largest_free_bytes(&self) -> u64 {
+    pub fn largest_free_bytes(&self) -> u64 {
         u64::from(self.inner.lock().allocator.storage_report().largest_free_region) * UNIT_BYTES
     }
 
     /// Takes a range of at least `bytes` bytes; `None` when no hole is large enough, or for 0 bytes.
-    pub(crate) fn allocate(self: &Arc<Self>, bytes: u64) -> Option<Extent> {
+    pub fn allocate(self: &Arc<Self>, bytes: u64) -> Option<Extent> {
         let units = class_units(bytes).filter(|&units| units <= self.capacity_units)?;
         let mut inner = self.inner.lock();
         let allocation = inner.allocator.allocate(units)?;
@@ -109,15 +109,15 @@ pub(crate) fn footprint_bytes(bytes: u64) -> u64 {
 
 impl Extent {
     /// Where it starts in the pool.
-    pub(crate) fn offset_bytes(&self) -> u64 {
+    pub fn offset_bytes(&self) -> u64 {
         u64::from(self.allocation.offset) * UNIT_BYTES
     }
     /// The bytes that were asked for.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
     /// The bytes it takes from the pool.
-    pub(crate) fn footprint_bytes(&self) -> u64 {
+    pub fn footprint_bytes(&self) -> u64 {
         footprint_bytes(self.bytes)
     }
     /// Whether it is a piece of this pool.

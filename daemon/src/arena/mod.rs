@@ -7,7 +7,7 @@
     reason = "slices of the mapping, and page population; ownership of extents guards both"
 )]
 
-pub(crate) mod alloc;
+pub mod alloc;
 mod cgroup;
 mod error;
 mod file;

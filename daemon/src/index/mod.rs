@@ -470,3 +470,21 @@ impl Drop for Pin {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The goal is 256 bytes for a chunk of one part, at any number of chunks.
+    #[test]
+    fn the_index_costs_less_than_256_bytes_for_a_chunk() {
+        let counts_of_arc_and_malloc = 2 * size_of::<usize>() + size_of::<usize>();
+        let version = (size_of::<Version>() + counts_of_arc_and_malloc).next_multiple_of(16);
+        // A table of 4-byte slots and 1-byte tags, just after it has doubled.
+        let table = (size_of::<u32>() + 1) * 16 / 7;
+        let allocator_node = 32;
+        // Entries lie in pages, so their number is not rounded up.
+        let all = size_of::<Option<Entry>>() + version + table + allocator_node;
+        assert!(all < 256, "{all} bytes");
+    }
+}
