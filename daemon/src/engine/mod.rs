@@ -59,7 +59,7 @@ struct Core {
     deadlines: Mutex<VecDeque<Deadline>>,
     index: Arc<Index>,
     /// Last: whatever holds memory in it goes first.
-    arena: Arc<Arena>,
+    arena: Arena,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ impl Engine {
     /// second for each gigabyte: call it off the async threads, after binding sockets. On failure no file
     /// is left behind.
     pub fn new(config: EngineConfig, clock: Arc<dyn Clock>) -> Result<Self, StartError> {
-        let arena = Arc::new(Arena::open(config.arena.clone())?);
+        let arena = Arena::open(config.arena.clone())?;
         // A part that could never be admitted is refused for good, not throttled for ever.
         let max_part_bytes = config
             .max_part_bytes

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use tender_proto::{PartIndex, ReservationId};
 
+use super::evict::NONE;
 use super::state::State;
 use super::version::Slot;
 use super::{Entry, Index, Place, SHARDS, Shard, ShardIndex};
@@ -66,7 +67,7 @@ impl Index {
             }
             (bytes, listed) = (bytes + version.footprint_bytes(), listed + 1);
             newer = Some((slot, entry.used_at));
-            at = (entry.older != super::NONE).then_some(entry.older);
+            at = (entry.older != NONE).then_some(entry.older);
         }
         let all = (0..shard.slab.pages()).flat_map(|page| shard.slab.slots_of_page(page));
         let evictable = all

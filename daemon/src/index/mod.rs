@@ -5,7 +5,9 @@
 //! while anybody does. Lock order: a shard, then the reservation table, then budgets and allocator.
 
 mod audit;
+mod entry;
 mod evict;
+mod pin;
 mod shard;
 mod slab;
 pub(crate) mod state;
@@ -23,7 +25,9 @@ use crate::admission::Permit;
 use crate::engine::Already;
 use crate::namespace::Namespace;
 pub(crate) use audit::IndexAudit;
-use evict::{NONE, Recency};
+use entry::Entry;
+use evict::Recency;
+pub(crate) use pin::Pin;
 use shard::Shard;
 use state::State;
 pub(crate) use version::{Part, Version};
@@ -48,20 +52,6 @@ impl ShardIndex {
 pub(crate) struct Place {
     shard: ShardIndex,
     slot: u32,
-}
-
-/// Everything known about one key.
-#[derive(Debug)]
-struct Entry {
-    namespace: Arc<Namespace>,
-    chunk: ChunkId,
-    /// Pins on `ready`. In its shard's LRU list exactly when `ready` is there and this is 0.
-    pins: u32,
-    newer: u32,
-    older: u32,
-    used_at: u64,
-    ready: Option<Arc<Version>>,
-    pending: Option<Box<Pending>>,
 }
 
 /// The key of a chunk, with its namespace looked up already.
@@ -356,119 +346,6 @@ pub(crate) struct Held {
     pub(crate) deadline: Instant,
     /// This reservation began the version.
     pub(crate) began: bool,
-}
-
-impl Entry {
-    fn new(key: Key<'_>) -> Self {
-        Self {
-            namespace: Arc::clone(key.namespace),
-            chunk: key.chunk,
-            pins: 0,
-            newer: NONE,
-            older: NONE,
-            used_at: 0,
-            ready: None,
-            pending: None,
-        }
-    }
-    fn key(&self) -> Key<'_> {
-        Key { namespace: &self.namespace, chunk: self.chunk }
-    }
-    fn is_empty(&self) -> bool {
-        self.ready.is_none() && self.pending.is_none()
-    }
-
-    fn door(&self, wanted: Wanted<'_>) -> Door {
-        let epoch = self.namespace.epoch();
-        if let Some(version) = self.ready.as_ref().filter(|version| version.epoch == epoch) {
-            if version.coverage.contains(wanted.coverage) {
-                return Door::Already(Already::Ready);
-            }
-            // Taking its place would lose blocks that are stored.
-            if !wanted.coverage.contains(version.coverage) {
-                return Door::Refused(Reason::NotCovered);
-            }
-        }
-        match &self.pending {
-            None => Door::Open,
-            // A reset is about to remove it.
-            Some(pending) if pending.epoch != epoch => Door::Refused(Reason::Throttled),
-            Some(pending) => match pending.slots.get(usize::from(wanted.part.0)) {
-                None => Door::Refused(Reason::PartOutOfRange),
-                Some(Slot::Held(_) | Slot::Done(..)) => Door::Already(Already::Pending),
-                // Parts with different blocks make no chunk.
-                Some(Slot::Empty) if pending.coverage != wanted.coverage => {
-                    Door::Refused(Reason::BadCoverage)
-                }
-                Some(Slot::Empty) => Door::Open,
-            },
-        }
-    }
-
-    /// Goes in by an open door.
-    fn hold(&mut self, wanted: Wanted<'_>, id: ReservationId, deadline: Instant) {
-        if self.pending.is_none() {
-            shard::count(&self.namespace.counters.pending_chunks, 1);
-        }
-        let epoch = self.namespace.epoch();
-        let pending = self.pending.get_or_insert_with(|| {
-            Box::new(Pending::new(id, wanted.coverage, epoch, deadline, wanted.parts))
-        });
-        if let Some(slot) = pending.slots.get_mut(usize::from(wanted.part.0)) {
-            *slot = Slot::Held(id);
-        }
-    }
-}
-
-/// Keeps a version from being evicted, and its bytes from being freed. Dropping it takes its shard's lock.
-#[derive(Debug)]
-pub(crate) struct Pin {
-    index: Arc<Index>,
-    place: Place,
-    version: Arc<Version>,
-}
-
-impl Pin {
-    /// What is held.
-    pub(crate) fn version(&self) -> &Arc<Version> {
-        &self.version
-    }
-    /// Where its entry is or was.
-    pub(crate) fn place(&self) -> Place {
-        self.place
-    }
-    /// Whether lookups still find this version.
-    pub(crate) fn is_current(&self) -> bool {
-        self.current(&mut self.index.lock(self.place.shard)).is_some()
-    }
-    fn current<'a>(&self, shard: &'a mut Shard) -> Option<&'a mut Entry> {
-        let entry = shard.slab.get_mut(self.place.slot)?;
-        // A version that somebody holds keeps its address, so equal addresses mean the same version.
-        entry.ready.as_ref().is_some_and(|ready| Arc::ptr_eq(ready, &self.version)).then_some(entry)
-    }
-}
-
-impl Clone for Pin {
-    fn clone(&self) -> Self {
-        let mut shard = self.index.lock(self.place.shard);
-        if let Some(entry) = self.current(&mut shard) {
-            entry.pins += 1;
-        }
-        Self { index: Arc::clone(&self.index), place: self.place, version: Arc::clone(&self.version) }
-    }
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        let mut guard = self.index.lock(self.place.shard);
-        let shard = &mut *guard;
-        if let Some(entry) = self.current(shard) {
-            entry.pins -= 1;
-            if entry.pins == 0 {
-                shard.lru.push(&mut shard.slab, self.place.slot, &self.index.recency, self.place.shard);
-            }
-        }
-    }
 }
 
 #[cfg(test)]
