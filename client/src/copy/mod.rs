@@ -1,0 +1,87 @@
+//! Copies between an engine's pages and packed bytes of a chunk's part.
+//!
+//! Everything that a copy is told is checked before its first byte moves: block ids against the pool, coverage
+//! against the block list, lengths against the layout. Raw pointers stop in this module's backends.
+
+mod host;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use tender_proto::{Coverage, GroupIndex};
+
+pub use host::HostCopy;
+
+/// Why nothing was copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CopyRefusal {
+    /// The layout has no such group.
+    #[error("the layout has no group {0}")]
+    NoGroup(GroupIndex),
+    /// The block list and the coverage are of different chunks.
+    #[error("a list of {listed} block ids for a chunk of {blocks} blocks")]
+    WrongBlockCount {
+        /// Ids given.
+        listed: usize,
+        /// Blocks of the chunk.
+        blocks: u32,
+    },
+    /// A block that must not be touched: the null block, or one that the pool does not have.
+    #[error("block id {block} at position {position}; ids of data are 1 to {last}")]
+    BadBlock {
+        /// The id.
+        block: u32,
+        /// Its position in the list.
+        position: u32,
+        /// The pool's last id.
+        last: u32,
+    },
+    /// The packed side has another size than the coverage says.
+    #[error("{given} packed bytes where the covered blocks have {expected}")]
+    WrongLength {
+        /// Bytes given.
+        given: usize,
+        /// Bytes expected.
+        expected: u64,
+    },
+    /// A block is needed that was not stored.
+    #[error("{needed:?} is needed of a chunk that holds {stored:?}")]
+    NotStored {
+        /// Blocks needed.
+        needed: Coverage,
+        /// Blocks stored.
+        stored: Coverage,
+    },
+    /// A block is written twice by one copy.
+    #[error("block id {block} appears twice among the needed blocks")]
+    Twice {
+        /// The id.
+        block: u32,
+    },
+}
+
+/// Copies between pages and packed bytes. A call returns when its copies are done.
+pub trait CopyBackend: Send + Sync + fmt::Debug {
+    /// Packs the covered blocks into `packed`, in order; it has exactly their size. `blocks` has one id per block
+    /// of the chunk, ignored where not covered.
+    fn gather(
+        &self,
+        group: GroupIndex,
+        blocks: &[u32],
+        coverage: Coverage,
+        packed: &mut [u8],
+    ) -> Result<(), CopyRefusal>;
+
+    /// Writes the needed blocks of a part that holds the `stored` ones. `blocks` has one id per block of the chunk,
+    /// ignored where not needed. Nothing but the content of those blocks' pages changes.
+    fn scatter(
+        &self,
+        group: GroupIndex,
+        blocks: &[u32],
+        stored: Coverage,
+        needed: Coverage,
+        packed: &[u8],
+    ) -> Result<(), CopyRefusal>;
+}

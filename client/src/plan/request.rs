@@ -1,0 +1,98 @@
+//! What is known about one request.
+
+use tender_proto::{ChunkId, Descriptor, GroupIndex};
+
+use crate::hash::{KeyChain, RequestInputs};
+
+/// Tokens `start..end` of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TokenRange {
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// One group's share of a request.
+#[derive(Debug)]
+pub(super) struct GroupState {
+    pub(super) keys: KeyChain,
+    /// The engine's block table: entry `i` holds the request's block `i`.
+    pub(super) blocks: Vec<u32>,
+    /// Chunks before this one were offered to be stored, or left out for good.
+    pub(super) next_chunk: u64,
+}
+
+/// A request from its arrival to its end.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) prompt_tokens: u64,
+    pub(super) groups: Vec<GroupState>,
+    /// Keys of each group in the last lookup.
+    pub(super) asked_keys: Vec<usize>,
+    /// What the last lookup promised to the engine.
+    pub(super) offer: Option<TokenRange>,
+    /// What is being loaded. The engine counts these tokens as computed at once, though their slots are empty
+    /// until it schedules the request again.
+    pub(super) loading: Option<TokenRange>,
+    /// A load failed. Nothing is promised to this request again, or a chunk that cannot be read would be tried
+    /// for ever.
+    pub(super) load_failed: bool,
+    /// Its blocks were taken away; none is known until the engine gives it a new table.
+    pub(super) preempted: bool,
+    /// The cache was reset while it had blocks: what they hold is from before, and is not stored.
+    pub(super) predates_reset: bool,
+}
+
+impl Request {
+    pub(super) fn new(descriptor: &Descriptor, prompt_tokens: u64, inputs: &RequestInputs) -> Self {
+        let group = |group: &tender_proto::Group| GroupState {
+            keys: KeyChain::new(group.tokens_per_chunk(), inputs),
+            blocks: Vec::new(),
+            next_chunk: 0,
+        };
+        Self {
+            prompt_tokens,
+            groups: descriptor.groups.iter().map(group).collect(),
+            asked_keys: Vec::new(),
+            offer: None,
+            loading: None,
+            load_failed: false,
+            preempted: false,
+            predates_reset: false,
+        }
+    }
+
+    /// Tokens whose ids are known.
+    pub(super) fn known_tokens(&self) -> u64 {
+        self.groups.first().map_or(0, |group| group.keys.tokens())
+    }
+
+    /// Adds tokens behind the known ones.
+    pub(super) fn extend(&mut self, tokens: &[u32]) {
+        for group in &mut self.groups {
+            group.keys.extend(tokens);
+        }
+    }
+
+    /// The key of a chunk whose tokens are all known.
+    pub(super) fn chunk_id(&self, group: usize, chunk: u64) -> Option<ChunkId> {
+        let hash = self.groups.get(group)?.keys.hashes().get(usize::try_from(chunk).ok()?)?;
+        Some(ChunkId { group: GroupIndex(u16::try_from(group).ok()?), hash: *hash })
+    }
+
+    /// Tokens from this one on are to be computed again, so their chunks will be written again.
+    pub(super) fn rewind(&mut self, computed: u64, descriptor: &Descriptor) {
+        for (state, group) in self.groups.iter_mut().zip(&descriptor.groups) {
+            state.next_chunk = state.next_chunk.min(computed / group.tokens_per_chunk());
+        }
+    }
+
+    /// Its blocks belong to others from now on.
+    pub(super) fn lose_blocks(&mut self) {
+        self.preempted = true;
+        self.loading = None;
+        self.offer = None;
+        for group in &mut self.groups {
+            group.blocks.clear();
+        }
+    }
+}

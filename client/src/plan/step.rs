@@ -1,0 +1,387 @@
+//! The planner: takes what the engine's scheduler says in the order it says it, and answers with plans.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tender_proto::limits::KEY_CHAIN_VERSION;
+use tender_proto::{ChunkId, Coverage, Descriptor, GroupIndex, GroupKind, Reason, Refusal};
+
+use super::config::{PlanConfig, PlanCounters};
+use super::hit::{self, ChunkView};
+use super::load::{self, Allocation};
+use super::memory::Stored;
+use super::request::{Request, TokenRange};
+use super::wire::{LoadJob, StepPlan, StoreJob};
+use super::{frontier, store};
+use crate::hash::RequestInputs;
+
+/// How a request's block tables (one per group) change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum BlockUpdate {
+    /// Blocks behind those it has.
+    Append(Vec<Vec<u32>>),
+    /// New tables: its first step, or its first after a preemption.
+    Replace(Vec<Vec<u32>>),
+}
+
+/// A request's part in a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScheduledRequest {
+    /// The engine's id.
+    pub id: String,
+    /// Tokens with KV before the step.
+    pub computed_tokens: u64,
+    /// Token slots that the step's pass writes, drafts and placeholders included.
+    pub scheduled_tokens: u64,
+    /// Ids that became known and were not given yet. No drafts, no placeholders.
+    pub new_tokens: Vec<u32>,
+    /// Its block tables' change.
+    pub blocks: BlockUpdate,
+}
+
+/// One step of the engine, as it was just scheduled.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StepInput {
+    /// Requests that take part in the pass.
+    pub requests: Vec<ScheduledRequest>,
+    /// Requests that lost their blocks when the step was scheduled, before anything else in it.
+    pub preempted: Vec<String>,
+}
+
+/// A request's end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finish {
+    /// All its tokens, the last sampled one included.
+    pub num_tokens: u64,
+    /// Those of its prompt.
+    pub prompt_tokens: u64,
+    /// Tokens with KV.
+    pub computed_tokens: u64,
+    /// It did not run to its end.
+    pub aborted: bool,
+    /// Its block tables, one per group.
+    pub blocks: Vec<Vec<u32>>,
+    /// Ids that became known and were not given yet.
+    pub tail_tokens: Vec<u32>,
+}
+
+/// Decides what is stored and loaded, for all requests of one engine.
+///
+/// Nothing here fails: what does not fit together is left out and counted ([`PlanCounters`]).
+#[derive(Debug)]
+pub struct Planner {
+    descriptor: Arc<Descriptor>,
+    config: PlanConfig,
+    requests: HashMap<String, Request>,
+    stored: Stored,
+    /// For the next plan's `stores_before`: the blocks are free by then, and untouched until its pass.
+    ended_stores: Vec<StoreJob>,
+    queued_loads: Vec<LoadJob>,
+    counters: PlanCounters,
+}
+
+impl Planner {
+    /// A planner for one namespace. Refused are models whose layers are not all of one full-attention group,
+    /// and other versions of the key chain.
+    pub fn new(descriptor: Arc<Descriptor>, config: PlanConfig) -> Result<Self, Refusal> {
+        let unsupported = |subject: String, advice: &str| Err(Refusal::new(Reason::Unsupported, subject, advice));
+        if let [group] = &descriptor.groups[..] {
+            if group.kind != GroupKind::FullAttention {
+                return unsupported(
+                    format!("a model with a {:?} group", group.kind),
+                    "only full attention is planned for; run without Tender",
+                );
+            }
+        } else {
+            return unsupported(
+                format!("a model of {} layer groups", descriptor.groups.len()),
+                "only models with one group are planned for; run without Tender",
+            );
+        }
+        if descriptor.ranks.context_parallel.get() != 1 {
+            return unsupported(
+                format!("an engine of {} context-parallel ranks", descriptor.ranks.context_parallel),
+                "a rank must hold whole blocks of tokens; run without Tender",
+            );
+        }
+        if descriptor.key_chain_version != KEY_CHAIN_VERSION {
+            return Err(Refusal::new(
+                Reason::VersionMismatch,
+                format!("key chain version {}", descriptor.key_chain_version),
+                format!("this version makes keys of version {KEY_CHAIN_VERSION}"),
+            ));
+        }
+        Ok(Self {
+            stored: Stored::new(&config),
+            descriptor,
+            config,
+            requests: HashMap::new(),
+            ended_stores: Vec::new(),
+            queued_loads: Vec::new(),
+            counters: PlanCounters::default(),
+        })
+    }
+
+    /// A request arrives. One that cannot be named by content is not added; whatever is said about it later
+    /// is ignored. An id in use means that the engine's earlier request ended unseen: it is dropped.
+    pub fn add_request(&mut self, id: &str, prompt_tokens: u64, inputs: &RequestInputs) {
+        let request = Request::new(&self.descriptor, prompt_tokens, inputs);
+        if self.requests.insert(id.to_owned(), request).is_some() {
+            self.counters.replaced_requests += 1;
+            self.drop_queued_load(id);
+        }
+    }
+
+    /// Whether the request was added and has not ended.
+    pub fn knows(&self, id: &str) -> bool {
+        self.requests.contains_key(id)
+    }
+
+    /// Token ids given so far; the next `new_tokens` start behind them. 0 for an unknown request.
+    pub fn known_tokens(&self, id: &str) -> u64 {
+        self.requests.get(id).map_or(0, Request::known_tokens)
+    }
+
+    /// Keys of all whole chunks of `tokens`, which are all tokens of the request so far; group after group. Empty
+    /// for an unknown request.
+    pub fn lookup_keys(&mut self, id: &str, tokens: &[u32]) -> Vec<ChunkId> {
+        let Some(request) = self.requests.get_mut(id) else {
+            self.counters.unknown_requests += 1;
+            return Vec::new();
+        };
+        let new = usize::try_from(request.known_tokens()).ok().and_then(|known| tokens.get(known..));
+        request.extend(new.unwrap_or_default());
+        request.asked_keys.clear();
+        let mut keys = Vec::new();
+        for (index, group) in self.descriptor.groups.iter().enumerate() {
+            let whole_chunks = tokens.len() as u64 / group.tokens_per_chunk();
+            let before = keys.len();
+            keys.extend((0..whole_chunks).map_while(|chunk| request.chunk_id(index, chunk)));
+            request.asked_keys.push(keys.len() - before);
+        }
+        keys
+    }
+
+    /// Tokens beyond `computed` that can be loaded, by the answers to the keys of the last
+    /// [`lookup_keys`](Self::lookup_keys). The hit ends on a block boundary and below `num_tokens`.
+    pub fn hit_tokens(&mut self, id: &str, answers: &[ChunkView], num_tokens: u64, computed: u64) -> u64 {
+        let Some(request) = self.requests.get_mut(id) else {
+            self.counters.unknown_requests += 1;
+            return 0;
+        };
+        request.offer = None;
+        if answers.len() != request.asked_keys.iter().sum::<usize>() {
+            return 0;
+        }
+        if let Some(range) = request.loading.take() {
+            // Asked again without having been scheduled: nothing of that load was good.
+            fail_load(request, &self.descriptor, range, computed, &self.stored, &mut self.counters);
+        }
+        let (mut rest, mut end) = (answers, u64::MAX);
+        for (index, group) in self.descriptor.groups.iter().enumerate() {
+            let (own, others) = rest.split_at(request.asked_keys[index]);
+            rest = others;
+            for (chunk, answer) in (0..).zip(own) {
+                let Some(key) = request.chunk_id(index, chunk) else { continue };
+                match answer {
+                    ChunkView::Ready(coverage) => self.stored.remember(key, *coverage),
+                    ChunkView::Pending => {}
+                    ChunkView::Miss => self.stored.forget(key),
+                }
+            }
+            end = end.min(hit::boundary(group, own, num_tokens, computed, self.config.hit_unit));
+        }
+        if end <= computed || request.load_failed {
+            return 0;
+        }
+        request.offer = Some(TokenRange { start: computed, end });
+        end - computed
+    }
+
+    /// The engine has allocated blocks (all of the request's, one table per group) and will count
+    /// `external_tokens` behind the computed ones as loaded.
+    pub fn allocated(&mut self, id: &str, blocks: &[Vec<u32>], external_tokens: u64) -> Allocation {
+        if external_tokens == 0 {
+            return Allocation::NoLoad;
+        }
+        let Some(request) = self.requests.get_mut(id) else {
+            self.counters.unknown_requests += 1;
+            return Allocation::Refused;
+        };
+        let range = request.offer.take().and_then(|offer| {
+            let end = offer.start.checked_add(external_tokens)?;
+            (end <= offer.end && request.loading.is_none()).then_some(TokenRange { start: offer.start, end })
+        });
+        let items = range.and_then(|range| load::items(request, &self.descriptor, blocks, range));
+        let (Some(range), Some(items)) = (range, items) else {
+            self.counters.loads_refused += 1;
+            return Allocation::Refused;
+        };
+        request.loading = Some(range);
+        self.queued_loads.push(LoadJob { request: id.to_owned(), items });
+        Allocation::Queued { tokens: external_tokens }
+    }
+
+    /// The plan of a step that was just scheduled.
+    pub fn step(&mut self, step: StepInput) -> StepPlan {
+        for id in &step.preempted {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.lose_blocks();
+                self.drop_queued_load(id);
+            } else {
+                self.counters.unknown_requests += 1;
+            }
+        }
+        let mut stores_after = Vec::new();
+        for scheduled in step.requests {
+            self.advance(scheduled, &mut stores_after);
+        }
+        let loads = std::mem::take(&mut self.queued_loads);
+        self.counters.loads += loads.len() as u64;
+        StepPlan { stores_before: std::mem::take(&mut self.ended_stores), loads, stores_after }
+    }
+
+    /// A request ends. What became final by that goes into the next plan's `stores_before`.
+    pub fn finished(&mut self, id: &str, end: Finish) {
+        let Some(mut request) = self.requests.remove(id) else {
+            self.counters.unknown_requests += 1;
+            return;
+        };
+        self.drop_queued_load(id);
+        request.extend(&end.tail_tokens);
+        // Slots that a load was to fill count as computed for the engine; whether it did is not known here.
+        let filled = request.loading.map_or(u64::MAX, |range| range.start);
+        let frontier = frontier::ended(&end, request.known_tokens()).min(filled);
+        if request.preempted || !set_tables(&mut request, end.blocks) {
+            return;
+        }
+        request.prompt_tokens = end.prompt_tokens;
+        let mut jobs = std::mem::take(&mut self.ended_stores);
+        self.store(&mut request, frontier, &mut jobs);
+        self.ended_stores = jobs;
+    }
+
+    /// These chunks are known to be stored, with this coverage.
+    pub fn stored_elsewhere(&mut self, chunks: &[(ChunkId, Coverage)]) {
+        for &(chunk, coverage) in chunks {
+            self.stored.remember(chunk, coverage);
+        }
+    }
+
+    /// These chunks are known to be lost; whoever computes them next stores them again.
+    pub fn forget(&mut self, chunks: &[ChunkId]) {
+        for &chunk in chunks {
+            self.stored.forget(chunk);
+        }
+    }
+
+    /// The engine dropped its cache, and with it everything that was to be stored. Requests that go on do so
+    /// without storing what they had computed before.
+    pub fn reset(&mut self) {
+        self.stored = Stored::new(&self.config);
+        self.ended_stores.clear();
+        self.counters.loads_dropped += self.queued_loads.len() as u64;
+        self.queued_loads.clear();
+        for request in self.requests.values_mut() {
+            request.offer = None;
+            request.predates_reset = true;
+        }
+    }
+
+    /// What was done and declined so far.
+    pub fn counters(&self) -> PlanCounters {
+        self.counters
+    }
+
+    fn advance(&mut self, scheduled: ScheduledRequest, jobs: &mut Vec<StoreJob>) {
+        let Some(mut request) = self.requests.remove(&scheduled.id) else {
+            self.counters.unknown_requests += 1;
+            return;
+        };
+        request.extend(&scheduled.new_tokens);
+        let computed = scheduled.computed_tokens;
+        let loaded = request.loading.take();
+        if let Some(range) = loaded.filter(|range| computed < range.end) {
+            fail_load(&mut request, &self.descriptor, range, computed, &self.stored, &mut self.counters);
+        }
+        request.rewind(computed, &self.descriptor);
+        let tables_fit = match scheduled.blocks {
+            BlockUpdate::Replace(tables) => {
+                request.preempted = false;
+                // What a load brought may be as old as the reset.
+                request.predates_reset &= loaded.is_some();
+                set_tables(&mut request, tables)
+            }
+            BlockUpdate::Append(tables) => append_tables(&mut request, tables),
+        };
+        if tables_fit {
+            let frontier = frontier::running(computed, scheduled.scheduled_tokens, request.known_tokens());
+            self.store(&mut request, frontier, jobs);
+        } else {
+            self.counters.short_block_tables += 1;
+        }
+        self.requests.insert(scheduled.id, request);
+    }
+
+    fn store(&mut self, request: &mut Request, frontier: u64, jobs: &mut Vec<StoreJob>) {
+        if request.predates_reset {
+            return;
+        }
+        let frontier = frontier::capped(frontier, request.prompt_tokens, &self.config);
+        store::jobs(request, &self.descriptor, frontier, &self.stored, &mut self.counters, jobs);
+    }
+
+    fn drop_queued_load(&mut self, id: &str) {
+        let before = self.queued_loads.len();
+        self.queued_loads.retain(|job| job.request != id);
+        self.counters.loads_dropped += (before - self.queued_loads.len()) as u64;
+    }
+}
+
+/// A load did not bring all of `range`: the engine goes on from `computed`. The chunks from there on are stored
+/// again once they are computed.
+fn fail_load(
+    request: &mut Request,
+    descriptor: &Descriptor,
+    range: TokenRange,
+    computed: u64,
+    stored: &Stored,
+    counters: &mut PlanCounters,
+) {
+    counters.loads_failed += 1;
+    request.load_failed = true;
+    for (index, group) in descriptor.groups.iter().enumerate() {
+        let per_chunk = group.tokens_per_chunk();
+        let lost = computed.max(range.start) / per_chunk..range.end.div_ceil(per_chunk);
+        for key in lost.filter_map(|chunk| request.chunk_id(index, chunk)) {
+            stored.forget(key);
+        }
+    }
+}
+
+/// False when the number of tables is not the number of groups.
+fn set_tables(request: &mut Request, tables: Vec<Vec<u32>>) -> bool {
+    if tables.len() != request.groups.len() {
+        return false;
+    }
+    for (group, table) in request.groups.iter_mut().zip(tables) {
+        group.blocks = table;
+    }
+    true
+}
+
+/// False when the number of tables is not the number of groups, or there is nothing to append to. An engine whose
+/// tables did not change may give none.
+fn append_tables(request: &mut Request, tables: Vec<Vec<u32>>) -> bool {
+    if request.preempted || !(tables.is_empty() || tables.len() == request.groups.len()) {
+        return false;
+    }
+    for (group, table) in request.groups.iter_mut().zip(tables) {
+        group.blocks.extend(table);
+    }
+    true
+}
+
+/// The group of models that have only one.
+#[cfg(test)]
+pub(super) const ONLY_GROUP: GroupIndex = GroupIndex(0);
