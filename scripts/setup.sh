@@ -38,7 +38,8 @@ find_python() {
         "or name another one: PYTHON=/path/to/python3.12 make setup"
 }
 
-has_library() { ldconfig -p 2>/dev/null | grep -q "$1" || /sbin/ldconfig -p 2>/dev/null | grep -q "$1"; }
+# Read to the end: a `grep -q` that leaves early would make ldconfig fail, and with it the pipe.
+has_library() { { ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | grep "$1" >/dev/null; }
 
 install_system_packages() {
     local missing=()

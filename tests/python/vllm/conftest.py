@@ -9,7 +9,7 @@ import pytest
 
 import models
 from daemon import Daemon, program
-from spec import Spec
+from spec import SUITE_CONNECTOR, Spec
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,10 +47,12 @@ def daemon(tmp_path: Path):
 
 
 @pytest.fixture
-def spec(llama: str, daemon: Daemon):
-    """Makes a Spec for a scenario on the llama model with Tender at `daemon`."""
+def spec(llama: str, request: pytest.FixtureRequest):
+    """Makes a Spec for a scenario on the llama model, with Tender at the fixture `daemon` unless told otherwise."""
 
-    def make(scenario: str, **changes) -> Spec:
-        return Spec(**{"scenario": scenario, "model": llama, "connector": {"address": daemon.address}, **changes})
+    def make(scenario: str, connector: dict | None = None, **changes) -> Spec:
+        if connector is None:
+            connector = {"address": request.getfixturevalue("daemon").address}
+        return Spec(**{"scenario": scenario, "model": llama, "connector": {**SUITE_CONNECTOR, **connector}, **changes})
 
     return make

@@ -70,6 +70,13 @@ class Daemon:
             raise RuntimeError(f"tender stat failed: {answer.stderr}")
         return json.loads(answer.stdout)
 
+    def stat_without_sessions(self) -> dict:
+        """The same once it noticed that its clients are gone, or after the time it may take for that."""
+        deadline = time.monotonic() + ASK_TIMEOUT_S
+        while (stat := self.stat())["sessions"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return stat
+
     def kill(self) -> None:
         """SIGKILL, as the kernel's out-of-memory killer would."""
         self._end(signal.SIGKILL)

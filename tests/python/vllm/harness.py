@@ -97,7 +97,7 @@ def run_side(spec: Spec, folder: Path, name: str) -> Side:
 
 def run_both(spec: Spec, folder: Path) -> tuple[Side, Side]:
     """(without, with Tender); at the same time, because an engine's start is one long import on one core."""
-    plain = Running(replace(spec, connector=None, daemon_folder=None), folder, "without")
+    plain = Running(replace(spec, connector=None), folder, "without")
     try:
         tender = run_side(spec, folder, "with")
         return plain.wait(), tender

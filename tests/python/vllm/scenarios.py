@@ -14,6 +14,7 @@ from pathlib import Path
 from daemon import Daemon
 from engine import Ask, Engine, Pass
 from models import VOCAB_TOKENS
+from slow_link import SlowLink
 from spec import BLOCK_TOKENS, CHUNK_TOKENS, Spec
 
 RECONNECT_TIMEOUT_S = 90
@@ -26,12 +27,20 @@ class Bench:
         self.spec = spec
         self.with_tender = spec.connector is not None
         self.random = random.Random(spec.seed)
-        self.daemon = Daemon(Path(spec.daemon_folder)) if spec.daemon_folder and self.with_tender else None
-        if self.daemon:
-            self.daemon.start()
+        self.daemon: Daemon | None = None
+        if spec.daemon_folder and self.with_tender:
+            spec.connector = {**spec.connector, "address": self._start_daemon()}
         self.engine = Engine(spec)
         self.passes: list[Pass] = []
         self.facts: dict = {}
+
+    def _start_daemon(self) -> str:
+        """Starts the scenario's own daemon and says where the engine reaches it."""
+        rate = self.spec.link_bytes_per_s
+        self.daemon = Daemon(Path(self.spec.daemon_folder), tcp=rate is not None).start()
+        if rate is None:
+            return self.daemon.address
+        return f"tcp://127.0.0.1:{SlowLink(self.daemon.tcp_port, rate).start()}"
 
     def prompt(self, tokens: int) -> list[int]:
         return [self.random.randrange(3, VOCAB_TOKENS) for _ in range(tokens)]
@@ -65,28 +74,34 @@ def demo(bench: Bench) -> None:
     bench.run("again", asks)
 
 
+TURN_ENDS = {
+    "on-block": 5 * BLOCK_TOKENS,
+    "on-chunk": 3 * CHUNK_TOKENS,
+    "before-chunk": 3 * CHUNK_TOKENS - 1,
+    "after-chunk": 3 * CHUNK_TOKENS + 1,
+    "after-block": 5 * BLOCK_TOKENS + 1,
+}
+"""Tokens of a conversation's first turn, prompt and answer together."""
+
+TURN_ANSWER_TOKENS = CHUNK_TOKENS + BLOCK_TOKENS
+
+
 def multi_turn(bench: Bench) -> None:
-    """Each next prompt is the previous one plus its whole answer (and, for half of them, new words). Turns end just
-    before, exactly on, and just after block and chunk boundaries; the last token of an answer has no KV yet."""
-    lengths = {
-        "on-block": 5 * BLOCK_TOKENS,
-        "on-chunk": 3 * CHUNK_TOKENS,
-        "before-chunk": 3 * CHUNK_TOKENS - 1,
-        "after-chunk": 3 * CHUNK_TOKENS + 1,
-        "after-block": 5 * BLOCK_TOKENS + 1,
-    }
-    answer_tokens = CHUNK_TOKENS + BLOCK_TOKENS
-    talks = {name: bench.prompt(length - answer_tokens) for name, length in lengths.items()}
+    """Each next prompt is the previous one plus its whole answer, in half of the conversations with new words after it.
+    Turns end just before, exactly on, and just after block and chunk boundaries; the last token of an answer has no
+    KV yet."""
+    talks = {}
+    for name, end in TURN_ENDS.items():
+        talks[name] = bench.prompt(end - TURN_ANSWER_TOKENS)
+        talks[f"{name}+words"] = bench.prompt(end - TURN_ANSWER_TOKENS)
     for turn in range(3):
         if turn:
             bench.engine.forget()
-        asks = [Ask(name, tokens, answer_tokens) for name, tokens in talks.items()]
+        asks = [Ask(name, tokens, TURN_ANSWER_TOKENS) for name, tokens in talks.items()]
         done = bench.run(f"turn-{turn}", asks)
-        for index, name in enumerate(talks):
-            talks[name] = talks[name] + done.answers[name].tokens
-            if turn and index % 2:
-                talks[name] = talks[name] + bench.prompt(CHUNK_TOKENS)
-    bench.facts["first_prompt_tokens"] = {name: length - answer_tokens for name, length in lengths.items()}
+        for name in talks:
+            words = bench.prompt(CHUNK_TOKENS) if name.endswith("+words") else []
+            talks[name] = talks[name] + done.answers[name].tokens + words
 
 
 def shared_prefixes(bench: Bench) -> None:

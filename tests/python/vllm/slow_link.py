@@ -17,25 +17,21 @@ class SlowLink:
         self._target_port = target_port
         self._bytes_per_s = bytes_per_s
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._open: list[socket.socket] = []
 
-    def __enter__(self) -> SlowLink:
+    def start(self) -> int:
+        """Relays until the process ends; the port to connect to."""
         threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_exc) -> None:
-        for connection in [self._listener, *self._open]:
-            _cut(connection)
+        return self._listener.getsockname()[1]
 
     def _accept(self) -> None:
         while True:
+            near, _peer = self._listener.accept()
             try:
-                near, _peer = self._listener.accept()
                 far = socket.create_connection(("127.0.0.1", self._target_port))
             except OSError:
-                return
-            self._open += [near, far]
+                # The daemon is down: to its client the connection then ends at once.
+                _cut(near)
+                continue
             threading.Thread(target=_relay, args=(near, far, None), daemon=True).start()
             threading.Thread(target=_relay, args=(far, near, self._bytes_per_s), daemon=True).start()
 

@@ -12,6 +12,15 @@ CHUNK_BLOCKS = 2
 CHUNK_TOKENS = BLOCK_TOKENS * CHUNK_BLOCKS
 """Tender's chunk in this suite: small, so that short prompts cross many boundaries."""
 
+SUITE_CONNECTOR = {
+    "blocks_per_chunk": CHUNK_BLOCKS,
+    "lookup_deadline": "10s",
+    "load_deadline": "60s",
+    "store_deadline": "60s",
+}
+"""Tender's settings in the suite: deadlines that a machine busy with other things does not miss, because a test that
+expects a hit must not fail for being slow."""
+
 _HERE = Path(__file__).resolve().parent
 
 
@@ -32,7 +41,9 @@ class Spec:
     """PYTHONHASHSEED of the process; None leaves it unset."""
     adapters: list[str] = field(default_factory=list)
     daemon_folder: str | None = None
-    """Set: the scenario starts, kills and restarts a daemon of its own there."""
+    """Set: the scenario has a daemon of its own there, which it may kill and restart; it knows the address."""
+    link_bytes_per_s: int | None = None
+    """Set: the scenario's own daemon is reached by TCP over a link that slow."""
     expects_daemon: bool = True
     """The engine waits for its daemon before the first pass, so that what is served does not hang on who was faster."""
 
@@ -84,6 +95,6 @@ class Spec:
                 "kv_connector": "TenderConnector",
                 "kv_connector_module_path": "tender_kv.vllm",
                 "kv_role": "kv_both",
-                "kv_connector_extra_config": {"blocks_per_chunk": CHUNK_BLOCKS, **self.connector},
+                "kv_connector_extra_config": self.connector,
             }
         return arguments

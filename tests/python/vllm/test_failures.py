@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from harness import assert_forgets, assert_same_answers, assert_served, run_both
-from slow_link import SlowLink
+
+# A prompt of 640 tokens is about 1 MB of KV: a load then takes hundreds of engine steps.
+SLOW_BYTES_PER_S = 3_000_000
 
 
 def test_requests_aborted_while_decoding(spec, tmp_path: Path):
@@ -18,18 +21,14 @@ def test_requests_aborted_while_decoding(spec, tmp_path: Path):
 
 
 def test_requests_aborted_while_loading(spec, tmp_path: Path):
-    from daemon import Daemon
-
-    with Daemon(tmp_path / "remote", tcp=True) as remote, SlowLink(remote.tcp_port, bytes_per_s=3_000_000) as link:
-        connector = {"address": f"tcp://127.0.0.1:{link.port}", "load_deadline": "30s", "store_deadline": "30s"}
-        plain, tender = run_both(spec("aborted_load", connector=connector), tmp_path)
+    plain, tender = run_both(_own_daemon(spec, "aborted_load", tmp_path, SLOW_BYTES_PER_S), tmp_path)
     assert sorted(tender.facts["aborted_loading"]) == ["p0", "p1"], "a load was over too soon: the link is too fast"
     assert_same_answers(plain, tender)
     assert_served(tender, "again", 576)
 
 
 def test_daemon_killed_while_decoding_restarted_and_used_again(spec, tmp_path: Path):
-    plain, tender = run_both(_with_own_daemon(spec("daemon_killed"), tmp_path), tmp_path)
+    plain, tender = run_both(_own_daemon(spec, "daemon_killed", tmp_path), tmp_path)
     assert tender.facts["killed_pid"]
     assert_same_answers(plain, tender)
     assert tender.facts["served_before"] > 0
@@ -38,11 +37,14 @@ def test_daemon_killed_while_decoding_restarted_and_used_again(spec, tmp_path: P
     assert_served(tender, "restarted")
 
 
-def test_daemon_killed_while_loading(spec, tmp_path: Path):
-    plain, tender = run_both(_with_own_daemon(spec("daemon_killed_loading"), tmp_path), tmp_path)
+@pytest.mark.parametrize("bytes_per_s", [None, SLOW_BYTES_PER_S], ids=["shm", "slow-link"])
+def test_daemon_killed_while_loading(bytes_per_s, spec, tmp_path: Path):
+    plain, tender = run_both(_own_daemon(spec, "daemon_killed_loading", tmp_path, bytes_per_s), tmp_path)
+    assert tender.facts.get("killed_pid"), "no load was under way when the daemon was to be killed"
     assert_same_answers(plain, tender)
     assert_served(tender, "again", 576)
-    assert tender.facts.get("killed_pid"), "no load was under way when the daemon was to be killed"
+    if bytes_per_s:
+        assert tender.loads_failed() > 0, tender.counters
 
 
 def test_no_daemon_at_the_address(spec, tmp_path: Path):
@@ -61,12 +63,9 @@ def test_embedded_daemon_serves_and_leaves_nothing_behind(spec, tmp_path: Path):
     assert not {name for name in _shared_memory_files() - before if "tender" in name}
 
 
-def _with_own_daemon(spec, folder: Path):
-    """The scenario itself starts, kills and restarts this daemon."""
-    from daemon import Daemon
-
-    own = folder / "own"
-    return replace(spec, daemon_folder=str(own), connector={"address": Daemon(own).address})
+def _own_daemon(spec, scenario: str, folder: Path, bytes_per_s: int | None = None):
+    """A Spec whose scenario starts its daemon itself."""
+    return spec(scenario, connector={}, daemon_folder=str(folder / "own"), link_bytes_per_s=bytes_per_s)
 
 
 def _shared_memory_files() -> set[str]:
