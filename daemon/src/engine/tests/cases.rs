@@ -118,6 +118,29 @@ fn case_21_a_reset_is_complete_before_it_answers() {
     assert_eq!(bench.audit().used_bytes, 0);
 }
 
+/// A reset first begins a new epoch and then walks the index; this is the moment between the two.
+#[test]
+fn case_21_a_reset_at_work_hides_and_fences_what_it_has_not_reached_yet() {
+    let bench = Bench::with_slots(8);
+    let session = bench.session();
+    bench.put(session, 1);
+    let id = bench.reserved(session, ask(chunk(2), FULL));
+    let mut writer = bench.engine.begin_write(session, id.get()).unwrap();
+    writer.write(0, &bytes_of(chunk(2), 0, FULL)).unwrap();
+    bench.reserved(session, ask(chunk(3), FULL));
+    bench.engine.core.namespaces.get(a()).unwrap().begin_epoch();
+    let digest = ContentDigest::of(&bytes_of(chunk(2), 0, FULL));
+    assert_eq!(writer.finish(digest, FULL).outcome, Err(Reason::NamespaceReset));
+    for n in 1..=3 {
+        assert_eq!(bench.look(session, n), ChunkAnswer::Miss(Reason::NeverStored), "chunk {n}");
+    }
+    assert_eq!(bench.reserve(session, ask(chunk(3), FULL)), ReserveAnswer::Refused(Reason::Throttled));
+    // The walk frees what is left.
+    let answer = bench.engine.reset(ResetScope::One(a()));
+    assert_eq!(answer, ResetAnswer { dropped_chunks: 1, fenced_reservations: 1 });
+    bench.put(session, 3);
+}
+
 #[test]
 fn case_23_pending_ends_at_its_deadline() {
     let bench = Bench::with_slots(8);
@@ -159,6 +182,21 @@ fn case_23_a_slow_writer_is_cut_off_and_its_key_is_free() {
     drop(writer);
     assert!(bench.is_ready(slow, 1));
     assert_eq!(bench.audit().used_bytes, SLOT_BYTES);
+}
+
+#[test]
+fn case_23_a_part_that_is_finished_too_late_is_refused_even_if_nobody_sweeps() {
+    let bench = Bench::with_slots(4);
+    let session = bench.session();
+    let id = bench.reserved(session, ask(chunk(1), FULL));
+    let mut writer = bench.engine.begin_write(session, id.get()).unwrap();
+    let bytes = bytes_of(chunk(1), 0, FULL);
+    writer.write(0, &bytes).unwrap();
+    bench.clock.advance(RESERVATION);
+    let outcome = writer.finish(ContentDigest::of(&bytes), FULL).outcome;
+    assert_eq!(outcome, Err(Reason::ReservationExpired));
+    assert!(!bench.is_ready(session, 1));
+    assert_eq!(bench.audit().used_bytes, 0);
 }
 
 #[test]
