@@ -23,7 +23,9 @@ pub unsafe fn gather(map: &PageMap, moves: &[Move], packed: &mut [u8]) -> Result
     for_each_run(map, moves, |page, at, len| {
         // SAFETY: the caller vouches for the page's bytes; `check` keeps at + len inside `packed`, which no
         // page overlaps.
-        unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(page), packed.add(at), len) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(page), packed.add(at), len)
+        };
     });
     Ok(())
 }
@@ -63,9 +65,8 @@ fn check(map: &PageMap, moves: &[Move], packed_bytes: usize) -> Result<(), MapEr
 
 /// Calls `copy` with the address of every run, its offset in the packed bytes, and its length.
 fn for_each_run(map: &PageMap, moves: &[Move], mut copy: impl FnMut(usize, usize, usize)) {
-    let neighbours = |a: &Move, b: &Move| {
-        a.block.checked_add(1) == Some(b.block) && a.slot.checked_add(1) == Some(b.slot)
-    };
+    let neighbours =
+        |a: &Move, b: &Move| a.block.checked_add(1) == Some(b.block) && a.slot.checked_add(1) == Some(b.slot);
     if let ([only], true) = (map.segments(), map.is_dense()) {
         for stretch in moves.chunk_by(neighbours) {
             let at = size(u64::from(stretch[0].slot) * map.block_bytes());
@@ -123,8 +124,7 @@ mod tests {
             Dim { count: heads as u64, stride_bytes: head as u64 },
             Dim { count: tokens as u64, stride_bytes: token as u64 },
         ];
-        let segment =
-            |l| Segment::new(base + (l * layer) as u64, block as u64, &dims, cell as u64).unwrap();
+        let segment = |l| Segment::new(base + (l * layer) as u64, block as u64, &dims, cell as u64).unwrap();
         let map = PageMap::new((0..layers).map(segment).collect()).unwrap();
         let positions = (0..blocks)
             .map(|b| {

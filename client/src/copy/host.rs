@@ -1,7 +1,7 @@
 //! Copies on host memory.
 //!
 //! This module is one of the few where unsafe code lives. It holds on to three facts: the buffers are mapped
-//! (vouched for by whoever described them, see [`BufferDesc`](crate::layout::BufferDesc)), every page of a block
+//! (promised to [`BufferDesc::new`](crate::layout::BufferDesc::new)), every page of a block
 //! id below the pool's size lies inside its buffer (proved), and every id is below it (checked per copy).
 #![allow(unsafe_code, reason = "calls the copies of tender-kernels on pages that are known by address")]
 

@@ -1,17 +1,36 @@
 //! What an engine says about its tensors, before anything of it is believed.
+//!
+//! This module is one of the few where unsafe code lives: memory that is known by its address enters here.
+#![allow(unsafe_code, reason = "naming memory by address is a promise that only the caller can make")]
 
 use tender_proto::GroupIndex;
 
 /// Memory that layers lie in.
-///
-/// Whoever fills this in vouches that the range is mapped, readable and writable for as long as copies are made
-/// through a layout that names it. Everything else about a layout is proved; this cannot be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BufferDesc {
+    address: u64,
+    bytes: u64,
+}
+
+impl BufferDesc {
+    /// Names `bytes` of memory from `address` on. Everything else about a layout is proved; that this memory is
+    /// there cannot be.
+    ///
+    /// # Safety
+    /// The range is mapped, readable and writable for as long as copies are made through a layout that names it,
+    /// and the blocks named to a copy are used by nobody else meanwhile. A description that is only proved and
+    /// never copied through may name anything.
+    pub unsafe fn new(address: u64, bytes: u64) -> Self {
+        Self { address, bytes }
+    }
     /// Address of its first byte.
-    pub address: u64,
+    pub fn address(self) -> u64 {
+        self.address
+    }
     /// Its length.
-    pub bytes: u64,
+    pub fn bytes(self) -> u64 {
+        self.bytes
+    }
 }
 
 /// One axis of a page.

@@ -37,7 +37,8 @@ impl Footprint {
         let page_axes: Vec<Axis> = layer.axes.iter().copied().filter(|axis| axis.count > 1).collect();
         let mut all_axes = page_axes.clone();
         if pool_blocks > 1 {
-            let blocks = Axis { name: BLOCK_AXIS, count: pool_blocks, stride_bytes: layer.block_stride_bytes };
+            let blocks =
+                Axis { name: BLOCK_AXIS, count: pool_blocks, stride_bytes: layer.block_stride_bytes };
             all_axes.push(blocks);
             all_axes.sort_by_key(|axis| std::cmp::Reverse(axis.stride_bytes));
         }
@@ -45,8 +46,9 @@ impl Footprint {
         let extent_bytes = nested_extent(layer.address, &all_axes, layer.cell_bytes)?;
         let end = layer.address.checked_add(extent_bytes).ok_or(LayoutFault::Overflow)?;
         let span = ByteRange { start: layer.address, end };
-        let buffer_end = layer.buffer.address.checked_add(layer.buffer.bytes).ok_or(LayoutFault::Overflow)?;
-        let buffer = ByteRange { start: layer.buffer.address, end: buffer_end };
+        let buffer_end =
+            layer.buffer.address().checked_add(layer.buffer.bytes()).ok_or(LayoutFault::Overflow)?;
+        let buffer = ByteRange { start: layer.buffer.address(), end: buffer_end };
         if span.start < buffer.start || span.end > buffer.end {
             return Err(LayoutFault::OutsideBuffer { pages: span, buffer });
         }

@@ -112,9 +112,9 @@ fn cluster_apart(cluster: &[Member<'_>], pool_blocks: u32, budget: &mut u64) -> 
         return sweep_everything(cluster);
     }
     let period = first.0.block_stride_bytes;
-    let periodic = cluster
-        .iter()
-        .all(|(layer, footprint)| layer.block_stride_bytes == period && footprint.page_extent_bytes <= period);
+    let periodic = cluster.iter().all(|(layer, footprint)| {
+        layer.block_stride_bytes == period && footprint.page_extent_bytes <= period
+    });
     if periodic && runs(|footprint| footprint.page.runs()) <= *budget {
         *budget -= runs(|footprint| footprint.page.runs());
         return sweep_one_period(cluster, period, pool_blocks);

@@ -1,26 +1,13 @@
 //! The job that fetches exactly what was promised (rule 4).
 
-use tender_proto::{Coverage, Descriptor};
+use tender_proto::{ChainHash, ChunkId, Coverage, Descriptor, GroupIndex};
 
 use super::hit::locate;
 use super::request::{Request, TokenRange};
 use super::wire::LoadItem;
 
-/// What became of an allocation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use = "an engine that waits for a load that was refused waits for ever"]
-pub enum Allocation {
-    /// Nothing to load.
-    NoLoad,
-    /// The next plan loads this many tokens.
-    Queued {
-        /// Tokens.
-        tokens: u64,
-    },
-    /// The engine's numbers do not fit what was promised, or its block table does not hold it: nothing is
-    /// loaded. It must not count those tokens as computed.
-    Refused,
-}
+/// A key that no chain ends in: nobody stores it, so its load fails.
+const NO_SUCH_CHUNK: ChainHash = ChainHash::from_bytes([0; 32]);
 
 /// The chunks and blocks that hold `range`; `None` when the range does not consist of whole blocks, a key is not
 /// known, or a block is missing or null.
@@ -60,4 +47,24 @@ pub(super) fn items(
         }
     }
     Some(items)
+}
+
+/// Loads that fail, for all blocks of the tables from token `start` on: the engine hears that it must compute them. A
+/// load of nothing would be reported as a success, and a load that is not reported is waited for.
+pub(super) fn doomed_items(descriptor: &Descriptor, tables: &[Vec<u32>], start: u64) -> Vec<LoadItem> {
+    let mut items = Vec::new();
+    for ((index, group), table) in (0..).zip(&descriptor.groups).zip(tables) {
+        let first = start / u64::from(group.tokens_per_block.get());
+        let first = usize::try_from(first).unwrap_or(usize::MAX).min(table.len().saturating_sub(1));
+        let per_chunk = group.blocks_per_chunk.get() as usize;
+        for ids in table[first..].chunks(per_chunk) {
+            let mut blocks = ids.to_vec();
+            blocks.resize(per_chunk, 0);
+            let listed = (0..group.blocks_per_chunk.get()).take(ids.len());
+            let needed = listed.fold(Coverage::empty(group.blocks_per_chunk), Coverage::with);
+            let chunk = ChunkId { group: GroupIndex(index), hash: NO_SUCH_CHUNK };
+            items.push(LoadItem { chunk, needed, blocks });
+        }
+    }
+    items
 }

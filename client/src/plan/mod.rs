@@ -1,19 +1,30 @@
-//! Decides what is stored, what is loaded and where a hit ends (rules 1, 2, 3, 4, 6). Pure: no I/O, no engine types.
+//! What is stored and loaded, and when: rules 1 (written frontier), 2 (geometry), 4 (hit boundary) and
+//! 6 (snapshot before reuse). Pure: no I/O, no engine types.
 //!
-//! The engine's scheduler tells [`Planner`] what it does; the planner answers with a [`StepPlan`], which travels to
-//! the workers. `request` holds what is known of a request, `frontier` what of it is written, `hit` where a hit
-//! ends, `jobs` the plan, `wire` its bytes.
+//! The engine's scheduler tells the [`Planner`] what it does (`step`); the planner answers with plans (`wire`). On
+//! the way:
+//! * `request`: what is known of a request: keys, block tables, what was promised to it.
+//! * `hit`: how far a lookup's answers reach; `load`: the job that fetches exactly that.
+//! * `frontier`: which slots are final; `store`: the jobs that keep them, each key once (`memory`).
 
+mod config;
 mod frontier;
 mod hit;
-mod jobs;
-mod known;
+mod load;
+mod memory;
 mod planner;
 mod request;
+mod step;
+mod store;
 mod wire;
 
-pub use jobs::{LoadItem, LoadJob, StepPlan, StoreJob};
-pub use planner::{BlockUpdate, Finish, PlanConfig, Planner, ScheduledRequest, StepInput};
-pub use wire::PlanError;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
 
+pub use config::{HitUnit, PlanConfig, PlanCounters};
 pub use hit::ChunkView;
+pub use planner::Planner;
+pub use step::{BlockUpdate, Finish, ScheduledRequest, StepInput};
+pub use wire::{LoadItem, LoadJob, StepPlan, StoreJob};

@@ -1,251 +1,291 @@
-//! The planner: what the engine's scheduler does goes in, step plans come out.
+//! The planner: takes what the engine's scheduler says in the order it says it, and answers with plans.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tender_proto::{ChainHash, ChunkId, Descriptor, Group, GroupIndex, GroupKind, Reason, Refusal};
+use tender_proto::limits::KEY_CHAIN_VERSION;
+use tender_proto::{ChunkId, Coverage, Descriptor, GroupKind, Reason, Refusal};
 
-use super::frontier;
+use super::config::{PlanConfig, PlanCounters};
 use super::hit::{self, ChunkView};
-use super::jobs::{LoadJob, StepPlan, StoreJob};
-use super::known::Known;
-use super::request::Request;
-use crate::hash::{KeyChain, RequestInputs};
+use super::load;
+use super::memory::Stored;
+use super::request::{Request, TokenRange};
+use super::step::{BlockUpdate, Finish, ScheduledRequest, StepInput};
+use super::wire::{LoadJob, StepPlan, StoreJob};
+use super::{frontier, store};
+use crate::hash::RequestInputs;
 
-/// The key of a load that must fail. No chain ends in it.
-pub(super) const NO_SUCH_CHUNK: ChainHash = ChainHash::from_bytes([0; 32]);
-
-/// What a user may limit. Every limit only lowers the written frontier.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct PlanConfig {
-    /// Store only what lies in the first so many tokens of a request. `None`: all.
-    pub max_store_tokens: Option<u64>,
-    /// Store prompts only, not what was generated.
-    pub prompt_only: bool,
-}
-
-/// One engine step.
-#[derive(Clone, Default, Debug)]
-pub struct StepInput {
-    /// Requests that compute in it.
-    pub requests: Vec<ScheduledRequest>,
-    /// Requests that lost their blocks.
-    pub preempted: Vec<String>,
-}
-
-/// A request in a step.
-#[derive(Clone, Debug)]
-pub struct ScheduledRequest {
-    /// The engine's name of it.
-    pub id: String,
-    /// Tokens with KV before the step.
-    pub computed_tokens: u64,
-    /// Tokens that the step computes, drafts and placeholders included.
-    pub scheduled_tokens: u64,
-    /// Real token ids that were not given yet.
-    pub new_tokens: Vec<u32>,
-    /// What became of its block table.
-    pub blocks: BlockUpdate,
-}
-
-/// A change of a block table, one list for each group.
-#[derive(Clone, Debug)]
-pub enum BlockUpdate {
-    /// These come behind the ones it had.
-    Append(Vec<Vec<u32>>),
-    /// It has these now: a new request, or one that was preempted.
-    Replace(Vec<Vec<u32>>),
-}
-
-/// A request that is over.
-#[derive(Clone, Default, Debug)]
-pub struct Finish {
-    /// All its tokens, the last sampled one included.
-    pub num_tokens: u64,
-    /// Tokens of its prompt.
-    pub prompt_tokens: u64,
-    /// Tokens whose KV has been computed, without what is still in flight.
-    pub computed_tokens: u64,
-    /// It was given up, by the user or by the engine.
-    pub aborted: bool,
-    /// Its block table at the end, one list for each group. Empty: as it was.
-    pub blocks: Vec<Vec<u32>>,
-    /// Real token ids that were not given yet.
-    pub tail_tokens: Vec<u32>,
-}
-
-/// See the module.
+/// Decides what is stored and loaded, for all requests of one engine.
+///
+/// Nothing here fails: what does not fit together is left out and counted ([`PlanCounters`]).
 #[derive(Debug)]
 pub struct Planner {
     descriptor: Arc<Descriptor>,
     config: PlanConfig,
     requests: HashMap<String, Request>,
-    known: Known,
-    loads: Vec<LoadJob>,
-    /// What became final by finishing since the last step.
-    finished: Vec<StoreJob>,
+    stored: Stored,
+    /// For the next plan's `stores_before`: the blocks are free by then, and untouched until its pass.
+    ended_stores: Vec<StoreJob>,
+    queued_loads: Vec<LoadJob>,
+    counters: PlanCounters,
 }
 
 impl Planner {
-    /// Plans for one full-attention group; other models are refused until their rules are implemented.
+    /// A planner for one namespace. Refused are models whose layers are not all of one full-attention group,
+    /// and other versions of the key chain.
     pub fn new(descriptor: Arc<Descriptor>, config: PlanConfig) -> Result<Self, Refusal> {
-        match descriptor.groups.as_slice() {
-            [group] if group.kind == GroupKind::FullAttention => {}
-            groups => {
-                let kinds: Vec<_> = groups.iter().map(|group| group.kind).collect();
-                return Err(Refusal::new(
-                    Reason::Unsupported,
-                    format!("a model with the KV groups {kinds:?}"),
-                    "only models with one full-attention group are cached for now; the engine runs without",
-                ));
+        let unsupported =
+            |subject: String, advice: &str| Err(Refusal::new(Reason::Unsupported, subject, advice));
+        if let [group] = &descriptor.groups[..] {
+            if group.kind != GroupKind::FullAttention {
+                return unsupported(
+                    format!("a model with a {:?} group", group.kind),
+                    "only full attention is planned for; run without Tender",
+                );
             }
+        } else {
+            return unsupported(
+                format!("a model of {} layer groups", descriptor.groups.len()),
+                "only models with one group are planned for; run without Tender",
+            );
         }
-        let (requests, known) = (HashMap::new(), Known::new());
-        Ok(Self { descriptor, config, requests, known, loads: Vec::new(), finished: Vec::new() })
+        if descriptor.ranks.context_parallel.get() != 1 {
+            return unsupported(
+                format!("an engine of {} context-parallel ranks", descriptor.ranks.context_parallel),
+                "a rank must hold whole blocks of tokens; run without Tender",
+            );
+        }
+        if descriptor.key_chain_version != KEY_CHAIN_VERSION {
+            return Err(Refusal::new(
+                Reason::VersionMismatch,
+                format!("key chain version {}", descriptor.key_chain_version),
+                format!("this version makes keys of version {KEY_CHAIN_VERSION}"),
+            ));
+        }
+        Ok(Self {
+            stored: Stored::new(&config),
+            descriptor,
+            config,
+            requests: HashMap::new(),
+            ended_stores: Vec::new(),
+            queued_loads: Vec::new(),
+            counters: PlanCounters::default(),
+        })
     }
 
-    /// A request came in. An id that is still in use begins anew.
-    pub fn add_request(&mut self, id: &str, prompt_tokens: u64, inputs: &RequestInputs) -> Result<(), Refusal> {
-        let chain = |group: &Group| KeyChain::new(group.tokens_per_chunk(), inputs);
-        let chains = self.descriptor.groups.iter().map(chain).collect::<Result<_, _>>()?;
-        self.requests.insert(id.to_owned(), Request::new(prompt_tokens, chains));
-        Ok(())
+    /// A request arrives. One that cannot be named by content is not added; whatever is said about it later
+    /// is ignored. An id in use means that the engine's earlier request ended unseen: it is dropped.
+    pub fn add_request(&mut self, id: &str, prompt_tokens: u64, inputs: &RequestInputs) {
+        let request = Request::new(&self.descriptor, prompt_tokens, inputs);
+        if self.requests.insert(id.to_owned(), request).is_some() {
+            self.counters.replaced_requests += 1;
+            self.drop_queued_load(id);
+        }
     }
 
-    /// How many real token ids of a request were given so far; `None` for one that is not planned for.
+    /// Token ids given so far; the next `new_tokens` start behind them. `None` for an unknown request.
     pub fn known_tokens(&self, id: &str) -> Option<u64> {
         self.requests.get(id).map(Request::known_tokens)
     }
 
-    /// Keys of all full chunks of `tokens`, which are all the request's tokens so far.
+    /// Keys of all whole chunks of `tokens`, which are all tokens of the request so far; group after group. Empty
+    /// for an unknown request.
     pub fn lookup_keys(&mut self, id: &str, tokens: &[u32]) -> Vec<ChunkId> {
-        let Some(request) = self.requests.get_mut(id) else { return Vec::new() };
-        let known = usize::try_from(request.known_tokens()).unwrap_or(usize::MAX);
-        request.extend(tokens.get(known..).unwrap_or(&[]));
-        let keys = |(index, group): (u16, &super::request::GroupState)| {
-            let id = move |&hash: &ChainHash| ChunkId { group: GroupIndex(index), hash };
-            group.chain.hashes().iter().map(id).collect::<Vec<_>>()
+        let Some(request) = self.requests.get_mut(id) else {
+            self.counters.unknown_requests += 1;
+            return Vec::new();
         };
-        (0..).zip(&request.groups).flat_map(keys).collect()
-    }
-
-    /// How many tokens beyond `computed` can be loaded, given the daemon's answers for [`Planner::lookup_keys`] in
-    /// their order. The answers also tell what need not be stored.
-    pub fn hit_tokens(&mut self, id: &str, answers: &[ChunkView], num_tokens: u64, computed: u64) -> u64 {
-        let Some(request) = self.requests.get_mut(id) else { return 0 };
-        request.hit_from = computed;
-        let [(group, state)] = [(&self.descriptor.groups[0], &request.groups[0])];
-        for (&hash, answer) in state.chain.hashes().iter().zip(answers) {
-            let chunk = ChunkId { group: GroupIndex(0), hash };
-            match answer {
-                ChunkView::Ready(coverage) if coverage.is_full() => self.known.remember(chunk),
-                ChunkView::Ready(_) | ChunkView::Miss => self.known.forget(chunk),
-                ChunkView::Pending => {}
-            }
+        let new = usize::try_from(request.known_tokens()).ok().and_then(|known| tokens.get(known..));
+        request.extend(new.unwrap_or_default());
+        request.asked_keys.clear();
+        let mut keys = Vec::new();
+        for (index, group) in self.descriptor.groups.iter().enumerate() {
+            let whole_chunks = tokens.len() as u64 / group.tokens_per_chunk();
+            let before = keys.len();
+            keys.extend((0..whole_chunks).map_while(|chunk| request.chunk_id(index, chunk)));
+            request.asked_keys.push(keys.len() - before);
         }
-        hit::full_attention(group, answers, num_tokens, computed)
+        keys
     }
 
-    /// The engine gave the request its blocks: `blocks` is the whole table, one list for each group. It waits for
-    /// the load of `external_tokens` beyond what it had when the hit was told; 0: there is nothing to load.
+    /// Tokens beyond `computed` that can be loaded, by the answers to the keys of the last
+    /// [`lookup_keys`](Self::lookup_keys). The hit ends on a block boundary and below `num_tokens`.
+    pub fn hit_tokens(&mut self, id: &str, answers: &[ChunkView], num_tokens: u64, computed: u64) -> u64 {
+        let Some(request) = self.requests.get_mut(id) else {
+            self.counters.unknown_requests += 1;
+            return 0;
+        };
+        request.offer = None;
+        if answers.len() != request.asked_keys.iter().sum::<usize>() {
+            return 0;
+        }
+        if let Some(range) = request.loading.take() {
+            // Asked again without having been scheduled: nothing of that load was good.
+            request.fail_load(range, computed, &self.descriptor, &self.stored);
+            self.counters.loads_failed += 1;
+        }
+        let (mut rest, mut end) = (answers, u64::MAX);
+        for (index, group) in self.descriptor.groups.iter().enumerate() {
+            let (own, others) = rest.split_at(request.asked_keys[index]);
+            rest = others;
+            for (chunk, answer) in (0..).zip(own) {
+                let Some(key) = request.chunk_id(index, chunk) else { continue };
+                match answer {
+                    ChunkView::Ready(coverage) => self.stored.remember(key, *coverage),
+                    ChunkView::Pending => {}
+                    ChunkView::Miss => self.stored.forget(key),
+                }
+            }
+            end = end.min(hit::boundary(group, own, num_tokens, computed, self.config.hit_unit));
+        }
+        if end <= computed || request.load_failed {
+            return 0;
+        }
+        request.offer = Some(TokenRange { start: computed, end });
+        end - computed
+    }
+
+    /// The engine has allocated blocks (all of the request's, one table per group) and counts `external_tokens`
+    /// behind the computed ones as loaded once the load is reported. If that is not what was promised, or the
+    /// tables do not hold it, nothing is loaded: the load is planned so that it fails.
     pub fn allocated(&mut self, id: &str, blocks: &[Vec<u32>], external_tokens: u64) {
-        let Some(request) = self.requests.get_mut(id) else { return };
-        request.replace_blocks(blocks);
         if external_tokens == 0 {
             return;
         }
-        request.loading = true;
-        let mut items = Vec::new();
-        for ((index, group), state) in (0..).zip(&self.descriptor.groups).zip(&request.groups) {
-            let block_at = |tokens: u64| {
-                usize::try_from(tokens / u64::from(group.tokens_per_block.get())).unwrap_or(usize::MAX)
-            };
-            let (from, to) = (request.hit_from, request.hit_from + external_tokens);
-            items.extend(state.loads(GroupIndex(index), group, block_at(from), block_at(to)));
+        let Some(request) = self.requests.get_mut(id) else {
+            self.counters.unknown_requests += 1;
+            return;
+        };
+        let offer = request.offer.take();
+        let range = offer.and_then(|offer| {
+            let end = offer.start.checked_add(external_tokens)?;
+            (end <= offer.end && request.loading.is_none()).then_some(TokenRange { start: offer.start, end })
+        });
+        let items = range.and_then(|range| load::items(request, &self.descriptor, blocks, range));
+        if items.is_none() {
+            self.counters.loads_refused += 1;
         }
-        self.loads.push(LoadJob { request: id.to_owned(), items });
+        // The engine waits for this load, and takes everything from here on for loaded unless it hears otherwise.
+        let start = offer.map_or(0, |offer| offer.start);
+        request.loading = Some(range.unwrap_or(TokenRange { start, end: u64::MAX }));
+        let items = items.unwrap_or_else(|| load::doomed_items(&self.descriptor, blocks, start));
+        self.queued_loads.push(LoadJob { request: id.to_owned(), items });
     }
 
-    /// Plans a step.
+    /// The plan of a step that was just scheduled.
     pub fn step(&mut self, step: StepInput) -> StepPlan {
         for id in &step.preempted {
             if let Some(request) = self.requests.get_mut(id) {
-                request.drop_blocks();
+                request.lose_blocks();
+                self.drop_queued_load(id);
+            } else {
+                self.counters.unknown_requests += 1;
             }
         }
         let mut stores_after = Vec::new();
         for scheduled in step.requests {
-            let Some(request) = self.requests.get_mut(&scheduled.id) else { continue };
-            request.loading = false;
-            request.extend(&scheduled.new_tokens);
-            match &scheduled.blocks {
-                BlockUpdate::Append(blocks) => request.append_blocks(blocks),
-                BlockUpdate::Replace(blocks) => request.replace_blocks(blocks),
-            }
-            let written = frontier::after_step(
-                scheduled.computed_tokens,
-                scheduled.scheduled_tokens,
-                request.known_tokens(),
-            );
-            stores(&self.descriptor, &self.config, &self.known, request, written, &mut stores_after);
+            self.advance(scheduled, &mut stores_after);
         }
-        StepPlan {
-            stores_before: std::mem::take(&mut self.finished),
-            loads: std::mem::take(&mut self.loads),
-            stores_after,
-        }
+        let loads = std::mem::take(&mut self.queued_loads);
+        self.counters.loads += loads.len() as u64;
+        StepPlan { stores_before: std::mem::take(&mut self.ended_stores), loads, stores_after }
     }
 
-    /// A request is over. What became final by it goes into the next step's plan.
-    pub fn finished(&mut self, id: &str, finish: &Finish) {
-        let Some(mut request) = self.requests.remove(id) else { return };
-        if request.loading {
-            // What it counts as computed has not arrived.
+    /// A request ends. What became final by that goes into the next plan's `stores_before`.
+    pub fn finished(&mut self, id: &str, end: &Finish) {
+        let Some(mut request) = self.requests.remove(id) else {
+            self.counters.unknown_requests += 1;
+            return;
+        };
+        self.drop_queued_load(id);
+        request.extend(&end.tail_tokens);
+        // Slots that a load was to fill count as computed for the engine; whether it did is not known here.
+        let filled = request.loading.map_or(u64::MAX, |range| range.start);
+        let frontier = frontier::ended(end, request.known_tokens()).min(filled);
+        if request.preempted || !request.replace_tables(&end.blocks) {
             return;
         }
-        request.extend(&finish.tail_tokens);
-        if !finish.blocks.is_empty() {
-            request.replace_blocks(&finish.blocks);
-        }
-        let written = frontier::at_finish(
-            finish.num_tokens,
-            finish.prompt_tokens,
-            finish.computed_tokens,
-            request.known_tokens(),
-            finish.aborted,
-        );
-        stores(&self.descriptor, &self.config, &self.known, &mut request, written, &mut self.finished);
+        request.prompt_tokens = end.prompt_tokens;
+        let mut jobs = std::mem::take(&mut self.ended_stores);
+        self.store(&mut request, frontier, &mut jobs);
+        self.ended_stores = jobs;
     }
 
-    /// Everything stored was dropped, for example since the weights changed. What running requests hold is of
-    /// before, so nothing more of them is stored.
+    /// These chunks are known to be stored, with this coverage.
+    pub fn stored_elsewhere(&mut self, chunks: &[(ChunkId, Coverage)]) {
+        for &(chunk, coverage) in chunks {
+            self.stored.remember(chunk, coverage);
+        }
+    }
+
+    /// These chunks are known to be lost; whoever computes them next stores them again.
+    pub fn forget(&mut self, chunks: &[ChunkId]) {
+        for &chunk in chunks {
+            self.stored.forget(chunk);
+        }
+    }
+
+    /// The engine dropped its cache, and with it everything that was to be stored. Requests that go on do so
+    /// without storing what they had computed before.
     pub fn reset(&mut self) {
-        self.known.clear();
-        self.finished.clear();
+        self.stored = Stored::new(&self.config);
+        self.ended_stores.clear();
+        self.counters.loads_dropped += self.queued_loads.len() as u64;
+        self.queued_loads.clear();
         for request in self.requests.values_mut() {
-            request.fenced = true;
+            request.offer = None;
+            request.predates_reset = true;
         }
     }
-}
 
-/// Hands out what of a request lies before `written` and the user's limits.
-fn stores(
-    descriptor: &Descriptor,
-    config: &PlanConfig,
-    known: &Known,
-    request: &mut Request,
-    written: u64,
-    jobs: &mut Vec<StoreJob>,
-) {
-    if request.fenced {
-        return;
+    /// What was done and declined so far.
+    pub fn counters(&self) -> PlanCounters {
+        self.counters
     }
-    let prompt = if config.prompt_only { request.prompt_tokens } else { u64::MAX };
-    let frontier = written.min(prompt).min(config.max_store_tokens.unwrap_or(u64::MAX));
-    for ((index, group), state) in (0..).zip(&descriptor.groups).zip(&mut request.groups) {
-        state.stores(GroupIndex(index), group, frontier, known, jobs);
+
+    fn advance(&mut self, scheduled: ScheduledRequest, jobs: &mut Vec<StoreJob>) {
+        let Some(mut request) = self.requests.remove(&scheduled.id) else {
+            self.counters.unknown_requests += 1;
+            return;
+        };
+        request.extend(&scheduled.new_tokens);
+        let computed = scheduled.computed_tokens;
+        let loaded = request.loading.take();
+        if let Some(range) = loaded.filter(|range| computed < range.end) {
+            request.fail_load(range, computed, &self.descriptor, &self.stored);
+            self.counters.loads_failed += 1;
+        }
+        request.rewind(computed, &self.descriptor);
+        let tables_fit = match scheduled.blocks {
+            BlockUpdate::Replace(tables) => {
+                request.preempted = false;
+                // What a load brought may be as old as the reset.
+                request.predates_reset &= loaded.is_some();
+                request.replace_tables(&tables)
+            }
+            BlockUpdate::Append(tables) => request.append_tables(&tables),
+        };
+        if tables_fit {
+            let frontier = frontier::running(computed, scheduled.scheduled_tokens, request.known_tokens());
+            self.store(&mut request, frontier, jobs);
+        } else {
+            self.counters.short_block_tables += 1;
+        }
+        self.requests.insert(scheduled.id, request);
+    }
+
+    fn store(&mut self, request: &mut Request, frontier: u64, jobs: &mut Vec<StoreJob>) {
+        if request.predates_reset {
+            return;
+        }
+        let frontier = frontier::capped(frontier, request.prompt_tokens, &self.config);
+        store::jobs(request, &self.descriptor, frontier, &self.stored, &mut self.counters, jobs);
+    }
+
+    fn drop_queued_load(&mut self, id: &str) {
+        let before = self.queued_loads.len();
+        self.queued_loads.retain(|job| job.request != id);
+        self.counters.loads_dropped += (before - self.queued_loads.len()) as u64;
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -2,6 +2,7 @@
 
 use tender_proto::{ChunkId, Descriptor, GroupIndex};
 
+use super::memory::Stored;
 use crate::hash::{KeyChain, RequestInputs};
 
 /// Tokens `start..end` of a request.
@@ -94,5 +95,47 @@ impl Request {
         for group in &mut self.groups {
             group.blocks.clear();
         }
+    }
+
+    /// A load did not bring all of `range`: the engine goes on from `computed`. The chunks from there on are stored
+    /// again once they are computed.
+    pub(super) fn fail_load(
+        &mut self,
+        range: TokenRange,
+        computed: u64,
+        descriptor: &Descriptor,
+        stored: &Stored,
+    ) {
+        self.load_failed = true;
+        for (index, group) in descriptor.groups.iter().enumerate() {
+            let first = computed.max(range.start) / group.tokens_per_chunk();
+            let end = range.end.div_ceil(group.tokens_per_chunk());
+            for key in (first..end).map_while(|chunk| self.chunk_id(index, chunk)) {
+                stored.forget(key);
+            }
+        }
+    }
+
+    /// False, and nothing changes, when the number of tables is not the number of groups.
+    pub(super) fn replace_tables(&mut self, tables: &[Vec<u32>]) -> bool {
+        if tables.len() != self.groups.len() {
+            return false;
+        }
+        for (group, table) in self.groups.iter_mut().zip(tables) {
+            group.blocks.clone_from(table);
+        }
+        true
+    }
+
+    /// False, and nothing changes, when the number of tables is not the number of groups, or when there is nothing
+    /// to append to. An engine whose tables did not change may give none.
+    pub(super) fn append_tables(&mut self, tables: &[Vec<u32>]) -> bool {
+        if self.preempted || !(tables.is_empty() || tables.len() == self.groups.len()) {
+            return false;
+        }
+        for (group, table) in self.groups.iter_mut().zip(tables) {
+            group.blocks.extend_from_slice(table);
+        }
+        true
     }
 }

@@ -30,8 +30,7 @@ pub(super) fn jobs(
             state.next_chunk += 1;
             // The null block holds no data, whatever the frontier says.
             let coverage = (0..).zip(blocks).filter(|&(_, &block)| block != 0);
-            let coverage =
-                coverage.fold(Coverage::empty(group.blocks_per_chunk), |all, (i, _)| all.with(i));
+            let coverage = coverage.fold(Coverage::empty(group.blocks_per_chunk), |all, (i, _)| all.with(i));
             if coverage.is_empty() {
                 continue;
             }

@@ -1,146 +1,153 @@
-//! A step plan as bytes. Scheduler and worker are of one version, so the format may change with any release.
+//! A step's plan, and its way from the scheduler's process to the workers'.
+//!
+//! Messages stop here: the rest of the crate sees the checked types. A plan is self-describing (every job has
+//! one block id per block of its chunk), so a worker needs nothing else to read it. Both ends are of one
+//! version, so the format may change with any release.
 
 use prost::Message;
-use tender_proto::{BlocksPerChunk, ChunkId, Coverage, Refusal, v1};
+use tender_proto::{BlocksPerChunk, ChainHash, ChunkId, Coverage, GroupIndex, Reason, Refusal};
 
-use super::jobs::{LoadItem, LoadJob, StepPlan, StoreJob};
-
-/// Why bytes are not a step plan.
-#[derive(Debug, thiserror::Error)]
-#[error("these bytes are not a step plan: {0}")]
-pub struct PlanError(String);
-
-impl From<Refusal> for PlanError {
-    fn from(no: Refusal) -> Self {
-        Self(no.to_string())
-    }
+/// What workers do around one forward pass, in this order: `stores_before`, start `loads`, the pass,
+/// `stores_after`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StepPlan {
+    /// Gathered before the pass: blocks that are free already and that the pass may overwrite.
+    pub stores_before: Vec<StoreJob>,
+    /// Started before the pass, after those gathers: a load may write into a block freed just now.
+    pub loads: Vec<LoadJob>,
+    /// Gathered after the pass, which writes some of their slots.
+    pub stores_after: Vec<StoreJob>,
 }
 
-#[derive(Message)]
-struct Plan {
-    #[prost(message, repeated, tag = "1")]
-    stores_before: Vec<Chunk>,
-    #[prost(message, repeated, tag = "2")]
-    loads: Vec<Load>,
-    #[prost(message, repeated, tag = "3")]
-    stores_after: Vec<Chunk>,
+/// One chunk to store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoreJob {
+    /// Its key.
+    pub chunk: ChunkId,
+    /// Its written blocks.
+    pub coverage: Coverage,
+    /// The engine's block ids, one per block of the chunk; ignored where not covered.
+    pub blocks: Vec<u32>,
 }
 
-#[derive(Message)]
-struct Load {
-    #[prost(string, tag = "1")]
-    request: String,
-    #[prost(message, repeated, tag = "2")]
-    items: Vec<Chunk>,
+/// All that one request loads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoadJob {
+    /// The engine's id of the request, given back when the load is over.
+    pub request: String,
+    /// Its chunks.
+    pub items: Vec<LoadItem>,
 }
 
-/// A chunk, some of its blocks, and all its block ids: their number is the chunk's blocks.
-#[derive(Message)]
-struct Chunk {
-    #[prost(message, optional, tag = "1")]
-    id: Option<v1::ChunkId>,
-    #[prost(uint64, tag = "2")]
-    bits: u64,
-    #[prost(uint32, repeated, tag = "3")]
-    blocks: Vec<u32>,
-}
-
-impl Chunk {
-    fn new(id: ChunkId, coverage: Coverage, blocks: Vec<u32>) -> Self {
-        Self { id: Some(id.to_message()), bits: coverage.bits(), blocks }
-    }
-    fn parse(self) -> Result<(ChunkId, Coverage, Vec<u32>), PlanError> {
-        let id = ChunkId::parse(&self.id.ok_or_else(|| PlanError("a chunk without a key".into()))?)?;
-        let blocks = BlocksPerChunk::new(u32::try_from(self.blocks.len()).unwrap_or(u32::MAX))?;
-        Ok((id, Coverage::new(self.bits, blocks)?, self.blocks))
-    }
-}
-
-impl From<StoreJob> for Chunk {
-    fn from(job: StoreJob) -> Self {
-        Self::new(job.chunk, job.coverage, job.blocks)
-    }
-}
-
-impl TryFrom<Chunk> for StoreJob {
-    type Error = PlanError;
-    fn try_from(raw: Chunk) -> Result<Self, PlanError> {
-        let (chunk, coverage, blocks) = raw.parse()?;
-        Ok(Self { chunk, coverage, blocks })
-    }
-}
-
-impl TryFrom<Chunk> for LoadItem {
-    type Error = PlanError;
-    fn try_from(raw: Chunk) -> Result<Self, PlanError> {
-        let (chunk, needed, blocks) = raw.parse()?;
-        Ok(Self { chunk, needed, blocks })
-    }
+/// One chunk to load, or some blocks of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoadItem {
+    /// Its key.
+    pub chunk: ChunkId,
+    /// The blocks to load.
+    pub needed: Coverage,
+    /// The engine's block ids, one per block of the chunk; ignored where not needed.
+    pub blocks: Vec<u32>,
 }
 
 impl StepPlan {
-    /// The bytes that travel to the workers.
-    pub fn encode(self) -> Vec<u8> {
-        let load = |job: LoadJob| Load {
-            request: job.request,
-            items: job.items.into_iter().map(|i| Chunk::new(i.chunk, i.needed, i.blocks)).collect(),
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.stores_before.is_empty() && self.loads.is_empty() && self.stores_after.is_empty()
+    }
+
+    /// The message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let stores = |jobs: &[StoreJob]| {
+            jobs.iter().map(|job| PiecePb::of(job.chunk, job.coverage, &job.blocks)).collect()
         };
-        Plan {
-            stores_before: self.stores_before.into_iter().map(Chunk::from).collect(),
-            loads: self.loads.into_iter().map(load).collect(),
-            stores_after: self.stores_after.into_iter().map(Chunk::from).collect(),
+        let load = |job: &LoadJob| LoadJobPb {
+            request: job.request.clone(),
+            items: job.items.iter().map(|item| PiecePb::of(item.chunk, item.needed, &item.blocks)).collect(),
+        };
+        StepPlanPb {
+            stores_before: stores(&self.stores_before),
+            loads: self.loads.iter().map(load).collect(),
+            stores_after: stores(&self.stores_after),
         }
         .encode_to_vec()
     }
 
-    /// Reads what `encode` made; anything else is refused.
-    pub fn decode(bytes: &[u8]) -> Result<Self, PlanError> {
-        let raw = Plan::decode(bytes).map_err(|error| PlanError(error.to_string()))?;
-        let stores = |chunks: Vec<Chunk>| chunks.into_iter().map(StoreJob::try_from).collect();
-        let load = |raw: Load| -> Result<LoadJob, PlanError> {
-            let items = raw.items.into_iter().map(LoadItem::try_from).collect::<Result<_, _>>()?;
-            Ok(LoadJob { request: raw.request, items })
+    /// Reads the message; what is not a whole and valid plan is refused.
+    pub fn decode(raw: &[u8]) -> Result<Self, Refusal> {
+        let raw = StepPlanPb::decode(raw).map_err(|error| malformed(format!("a step plan ({error})")))?;
+        let load = |job: LoadJobPb| {
+            let items = job.items.into_iter().map(PiecePb::into_load).collect::<Result<_, _>>()?;
+            Ok(LoadJob { request: job.request, items })
         };
         Ok(Self {
             stores_before: stores(raw.stores_before)?,
-            loads: raw.loads.into_iter().map(load).collect::<Result<_, _>>()?,
+            loads: raw.loads.into_iter().map(load).collect::<Result<_, Refusal>>()?,
             stores_after: stores(raw.stores_after)?,
         })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use tender_proto::{ChainHash, GroupIndex};
+fn stores(pieces: Vec<PiecePb>) -> Result<Vec<StoreJob>, Refusal> {
+    pieces.into_iter().map(PiecePb::into_store).collect()
+}
 
-    use super::*;
+#[derive(Clone, PartialEq, Message)]
+struct StepPlanPb {
+    #[prost(message, repeated, tag = "1")]
+    stores_before: Vec<PiecePb>,
+    #[prost(message, repeated, tag = "2")]
+    loads: Vec<LoadJobPb>,
+    #[prost(message, repeated, tag = "3")]
+    stores_after: Vec<PiecePb>,
+}
 
-    #[test]
-    fn a_plan_survives_the_way_to_the_worker() {
-        let chunk = ChunkId { group: GroupIndex(3), hash: ChainHash::from_bytes([9; 32]) };
-        let coverage = Coverage::new(0b1011, BlocksPerChunk::new(4).unwrap()).unwrap();
-        let store = StoreJob { chunk, coverage, blocks: vec![5, 6, 0, 8] };
-        let item = LoadItem { chunk, needed: coverage, blocks: vec![1, 2, 3, 4] };
-        let plan = StepPlan {
-            stores_before: vec![store.clone()],
-            loads: vec![LoadJob { request: "r-1".into(), items: vec![item] }],
-            stores_after: vec![store],
-        };
-        assert_eq!(StepPlan::decode(&plan.clone().encode()).unwrap(), plan);
-        assert_eq!(StepPlan::decode(&[]).unwrap(), StepPlan::default());
+#[derive(Clone, PartialEq, Message)]
+struct LoadJobPb {
+    #[prost(string, tag = "1")]
+    request: String,
+    #[prost(message, repeated, tag = "2")]
+    items: Vec<PiecePb>,
+}
+
+/// Some blocks of one chunk.
+#[derive(Clone, PartialEq, Message)]
+struct PiecePb {
+    #[prost(uint32, tag = "1")]
+    group: u32,
+    #[prost(bytes = "vec", tag = "2")]
+    hash: Vec<u8>,
+    #[prost(fixed64, tag = "3")]
+    bits: u64,
+    #[prost(uint32, repeated, tag = "4")]
+    blocks: Vec<u32>,
+}
+
+impl PiecePb {
+    fn of(chunk: ChunkId, bits: Coverage, blocks: &[u32]) -> Self {
+        Self {
+            group: u32::from(chunk.group.0),
+            hash: chunk.hash.as_bytes().to_vec(),
+            bits: bits.bits(),
+            blocks: blocks.to_vec(),
+        }
     }
-
-    #[test]
-    fn bits_past_the_chunk_are_refused() {
-        let raw = Plan {
-            stores_before: vec![Chunk {
-                id: Some(v1::ChunkId { group: 0, hash: vec![0; 32].into() }),
-                bits: 0b100,
-                blocks: vec![1, 2],
-            }],
-            ..Plan::default()
-        };
-        assert!(StepPlan::decode(&raw.encode_to_vec()).is_err());
-        assert!(StepPlan::decode(&[0xFF; 40]).is_err());
+    fn into_store(self) -> Result<StoreJob, Refusal> {
+        Ok(StoreJob { chunk: self.chunk()?, coverage: self.coverage()?, blocks: self.blocks })
     }
+    fn into_load(self) -> Result<LoadItem, Refusal> {
+        Ok(LoadItem { chunk: self.chunk()?, needed: self.coverage()?, blocks: self.blocks })
+    }
+    fn chunk(&self) -> Result<ChunkId, Refusal> {
+        let group = u16::try_from(self.group).map_err(|_| malformed(format!("group {}", self.group)))?;
+        Ok(ChunkId { group: GroupIndex(group), hash: ChainHash::parse(&self.hash)? })
+    }
+    fn coverage(&self) -> Result<Coverage, Refusal> {
+        let blocks = u32::try_from(self.blocks.len()).unwrap_or(u32::MAX);
+        Coverage::new(self.bits, BlocksPerChunk::new(blocks)?)
+    }
+}
+
+fn malformed(subject: String) -> Refusal {
+    Refusal::new(Reason::Malformed, subject, "run the same version of this package in scheduler and workers")
 }
