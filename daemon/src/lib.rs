@@ -3,23 +3,36 @@
 //! Modules in the order of the data path, callers first:
 //!
 //! ```text
+//! run -> app -> rpc, fds -> engine
 //! engine -> { session, namespace } -> { lease, reservation, admission } -> index -> arena
 //!                 \-> staging: where local clients leave bytes for the arena
 //! ```
 //!
-//! Leaves that anyone may use: `clock`, `counters`, `ids`, `recent`.
+//! Beside the path: `config`, `shutdown` (phases and signals), `admin` (probes and metrics over HTTP).
+//! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`.
 
+pub mod app;
 pub mod arena;
 pub mod clock;
+pub mod config;
 pub mod engine;
+pub mod shutdown;
 
+mod admin;
 mod admission;
 mod counters;
+mod fds;
 mod ids;
 mod index;
 mod lease;
+mod metrics;
 mod namespace;
 mod recent;
 mod reservation;
+mod rpc;
+mod run;
 mod session;
 mod staging;
+mod task;
+
+pub use run::run;

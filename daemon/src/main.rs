@@ -1,2 +1,7 @@
-//! tenderd.
-fn main() {}
+//! `tenderd`. See the library for what it is made of.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tender_daemon::run(std::env::args_os())
+}

@@ -209,6 +209,11 @@ impl Engine {
         self.core.draining.store(true, Ordering::Release);
     }
 
+    /// Counts a refusal that a transport made before anything got here.
+    pub fn count_refusal(&self, reason: Reason) {
+        self.core.refusals.count(reason);
+    }
+
     /// This moment's numbers.
     pub fn stats(&self) -> Stats {
         let core = &self.core;

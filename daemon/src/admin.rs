@@ -1,0 +1,112 @@
+//! `/live`, `/ready` and `/metrics` over HTTP, on a thread and a runtime of their own: however busy the daemon is with
+//! bytes, a probe gets its answer.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::sync::watch;
+
+use crate::engine::Engine;
+use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::shutdown::Phase;
+
+/// What the answers are made of.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Set once the arena is there.
+    pub(crate) engine: Arc<OnceLock<Arc<Engine>>>,
+}
+
+/// The thread; it ends when the daemon stops.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    pub(crate) address: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Admin {
+    /// Serves at `listener` until the phase is [`Phase::Stopped`] or its sender is gone.
+    pub(crate) fn start(listener: TcpListener, sources: Sources) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let work = move || {
+            if let Err(error) = runtime.block_on(serve(listener, Arc::new(sources))) {
+                tracing::error!(%error, "the admin server has stopped; probes will fail");
+            }
+        };
+        let thread = std::thread::Builder::new().name("tenderd-admin".into()).spawn(work)?;
+        Ok(Self { address, thread: Some(thread) })
+    }
+}
+
+impl Drop for Admin {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            _ = thread.join();
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let mut phase = sources.phase.clone();
+    let stopped = async move { _ = phase.wait_for(|phase| *phase == Phase::Stopped).await };
+    tokio::pin!(stopped);
+    // Dropped at the end, and every connection with it.
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            () = &mut stopped => return Ok(()),
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let sources = Arc::clone(&sources);
+                    let answer = service_fn(move |request| {
+                        let response = answer(&sources, &request);
+                        async move { Ok::<_, Infallible>(response) }
+                    });
+                    let http = hyper::server::conn::http1::Builder::new();
+                    connections.spawn(async move { _ = http.serve_connection(TokioIo::new(stream), answer).await });
+                }
+                // Out of descriptors: wait for one to come free instead of spinning.
+                Err(error) => {
+                    tracing::warn!(%error, "a probe could not be accepted");
+                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                }
+            },
+        }
+    }
+}
+
+fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
+    let phase = *sources.phase.borrow();
+    match request.uri().path() {
+        "/live" => reply(StatusCode::OK, "text/plain", "live\n".into()),
+        "/ready" if phase.is_ready() => reply(StatusCode::OK, "text/plain", "ready\n".into()),
+        "/ready" => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("not ready: {phase:?}\n")),
+        "/metrics" => {
+            let engine = sources.engine.get().map(Arc::as_ref);
+            reply(StatusCode::OK, CONTENT_TYPE, sources.metrics.render(engine))
+        }
+        _ => reply(StatusCode::NOT_FOUND, "text/plain", "there are /live, /ready and /metrics\n".into()),
+    }
+}
+
+fn reply(status: StatusCode, content_type: &'static str, text: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    let value = http::HeaderValue::from_static(content_type);
+    response.headers_mut().insert(http::header::CONTENT_TYPE, value);
+    response
+}

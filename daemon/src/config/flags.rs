@@ -1,0 +1,324 @@
+//! Settings as they are typed or written: every one of them may be missing. The same structs are read from
+//! the command line, from `TENDERD_*` variables and from the file, so that each setting is described once.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::{Args, Parser, ValueEnum};
+use serde::Deserialize;
+
+/// Keeps KV cache chunks of inference engines in shared memory and serves them to engines on this host (through
+/// its Unix socket and shared memory) and on others (over TCP).
+///
+/// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
+/// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
+/// likewise for [lease], [limits] and [log].
+///
+/// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
+#[derive(Parser, Debug)]
+#[command(name = "tenderd", version, after_help = AFTER_HELP)]
+pub(super) struct Flags {
+    /// TOML file with settings; an unknown key in it is an error.
+    #[arg(long, value_name = "FILE", env = "TENDERD_CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) settings: Settings,
+}
+
+const AFTER_HELP: &str = "\
+Signals: SIGTERM and SIGINT drain (not ready, refuse new work, finish what is under way) and end; a second one ends at
+once. Exit status: 0 after a drain, 1 when it could not start or serve, 64 for wrong flags or configuration.";
+
+/// Takes each field from `self`, else from `lower`.
+macro_rules! overlay {
+    ($name:ident { $($field:ident),* } { $($table:ident),* }) => {
+        impl $name {
+            pub(super) fn over(self, lower: Self) -> Self {
+                Self {
+                    $($field: self.$field.or(lower.$field),)*
+                    $($table: self.$table.over(lower.$table),)*
+                }
+            }
+        }
+    };
+}
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Settings {
+    /// Name of this daemon in its default arena path and in logs.
+    #[arg(long, value_name = "NAME", env = "TENDERD_NAME")]
+    pub(super) name: Option<String>,
+    /// Where engines connect: unix:PATH or tcp://HOST:PORT. May be repeated. Port 0 takes a free port. Local engines
+    /// get shared memory only through a Unix socket (its companion PATH.fd hands out the descriptors). TCP is not
+    /// encrypted: use it in a trusted network only.
+    #[arg(long, value_name = "ADDRESS", env = "TENDERD_LISTEN", value_delimiter = ',')]
+    pub(super) listen: Option<Vec<Listen>>,
+    /// File mode of the Unix sockets, octal. Descriptors are handed to processes of the daemon's own user and of
+    /// root only, whatever the mode.
+    #[arg(long, value_name = "MODE", env = "TENDERD_SOCKET_MODE")]
+    pub(super) socket_mode: Option<FileMode>,
+    /// Answer HTTP GET /live, /ready and /metrics here, for example 127.0.0.1:7071. It has its own thread, so bulk
+    /// work does not delay it.
+    #[arg(long, value_name = "HOST:PORT", env = "TENDERD_ADMIN")]
+    pub(super) admin: Option<HostPort>,
+    /// How long a drain waits for what is under way.
+    #[arg(long, value_name = "TIME", env = "TENDERD_DRAIN_GRACE")]
+    pub(super) drain_grace: Option<Span>,
+    /// Drain and end once no session has been open for this long, counted from the start too.
+    #[arg(long, value_name = "TIME", env = "TENDERD_EXIT_WHEN_UNUSED")]
+    pub(super) exit_when_unused: Option<Span>,
+    /// Threads that serve calls.
+    #[arg(long, value_name = "N", env = "TENDERD_WORKER_THREADS")]
+    pub(super) worker_threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) arena: ArenaSettings,
+    #[command(flatten)]
+    pub(super) lease: LeaseSettings,
+    #[command(flatten)]
+    pub(super) limits: LimitSettings,
+    #[command(flatten)]
+    pub(super) log: LogSettings,
+}
+overlay!(Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, worker_threads } {
+    arena, lease, limits, log
+});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Arena: the shared memory that holds the chunks")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct ArenaSettings {
+    /// Bytes for chunks. All of it is reserved at the start; a filesystem or memory limit that is too small is an
+    /// error then, not later.
+    #[arg(id = "arena-size", long = "arena-size", value_name = "SIZE", env = "TENDERD_ARENA_SIZE")]
+    pub(super) size: Option<ByteSize>,
+    /// File of the arena, on a memory filesystem.
+    #[arg(id = "arena-path", long = "arena-path", value_name = "FILE", env = "TENDERD_ARENA_PATH")]
+    pub(super) path: Option<PathBuf>,
+    /// Touch every page in the background after the start; ready once done. A first touch is many times slower than
+    /// a later one.
+    #[arg(id = "arena-prefault", long = "arena-prefault", value_name = "true|false", env = "TENDERD_ARENA_PREFAULT")]
+    pub(super) prefault: Option<bool>,
+    /// Leave the file when the daemon ends.
+    #[arg(id = "arena-keep", long = "arena-keep", value_name = "true|false", env = "TENDERD_ARENA_KEEP")]
+    pub(super) keep: Option<bool>,
+}
+overlay!(ArenaSettings { size, path, prefault, keep } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Leases: what a reader was promised is kept until they end")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct LeaseSettings {
+    /// Time of a lease whose reader asked for none.
+    #[arg(id = "lease-default", long = "lease-default", value_name = "TIME", env = "TENDERD_LEASE_DEFAULT")]
+    pub(super) default: Option<Span>,
+    /// Longer wishes are cut to this.
+    #[arg(id = "lease-max", long = "lease-max", value_name = "TIME", env = "TENDERD_LEASE_MAX")]
+    pub(super) max: Option<Span>,
+}
+overlay!(LeaseSettings { default, max } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Limits: beyond them calls are refused, and others are not disturbed")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct LimitSettings {
+    /// From a chunk's first reservation until it must be complete.
+    #[arg(long, value_name = "TIME", env = "TENDERD_RESERVATION_TIME")]
+    pub(super) reservation_time: Option<Span>,
+    /// Bytes of unfinished chunks.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_INFLIGHT")]
+    pub(super) max_inflight: Option<ByteSize>,
+    /// The same for one session.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_SESSION_INFLIGHT")]
+    pub(super) max_session_inflight: Option<ByteSize>,
+    /// Open sessions.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_SESSIONS")]
+    pub(super) max_sessions: Option<usize>,
+    /// Live leases of one session.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_LEASES_PER_SESSION")]
+    pub(super) max_leases_per_session: Option<usize>,
+    /// One part (one rank's bytes) of a chunk.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_PART")]
+    pub(super) max_part: Option<ByteSize>,
+    /// Staging region of one session.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_STAGING")]
+    pub(super) max_staging: Option<ByteSize>,
+    /// Staging regions of all sessions. They are memory beside the arena.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_TOTAL_STAGING")]
+    pub(super) max_total_staging: Option<ByteSize>,
+    /// Chunks in one lookup, reserve or commit.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_BATCH_CHUNKS")]
+    pub(super) max_batch_chunks: Option<usize>,
+    /// Namespaces that are known at one time.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_NAMESPACES")]
+    pub(super) max_namespaces: Option<usize>,
+    /// Payload of one frame, both ways.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_FRAME")]
+    pub(super) max_frame: Option<ByteSize>,
+    /// Calls under way on one connection; open sessions do not count.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_CALLS_PER_CONNECTION")]
+    pub(super) max_calls_per_connection: Option<usize>,
+}
+overlay!(LimitSettings {
+    reservation_time, max_inflight, max_session_inflight, max_sessions, max_leases_per_session, max_part, max_staging,
+    max_total_staging, max_batch_chunks, max_namespaces, max_frame, max_calls_per_connection
+} {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Log (to standard error)")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct LogSettings {
+    /// Text for people or one JSON object a line.
+    #[arg(id = "log-format", long = "log-format", value_name = "FORMAT", env = "TENDERD_LOG_FORMAT")]
+    pub(super) format: Option<LogFormat>,
+    /// error, warn, info, debug or trace; also by module, for example info,tender_daemon::rpc=debug.
+    #[arg(id = "log-level", long = "log-level", value_name = "LEVEL", env = "TENDERD_LOG_LEVEL")]
+    pub(super) level: Option<String>,
+}
+overlay!(LogSettings { format, level } {});
+
+/// How log lines look.
+#[derive(ValueEnum, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Words that do not make a value, and what would.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreadable(String);
+
+fn unreadable(text: &str, advice: &str) -> Unreadable {
+    Unreadable(format!("'{}': {advice}", text.escape_debug()))
+}
+
+/// Reads a type from a string of the file by its `FromStr`, so that flags and file agree.
+macro_rules! from_string {
+    ($name:ident) => {
+        impl TryFrom<String> for $name {
+            type Error = Unreadable;
+            fn try_from(text: String) -> Result<Self, Unreadable> {
+                text.parse()
+            }
+        }
+    };
+}
+
+/// An address to listen on, as configured.
+#[derive(Deserialize, Clone, PartialEq, Eq, Hash, Debug)]
+#[serde(try_from = "String")]
+pub enum Listen {
+    /// A Unix socket, and beside it `PATH.fd` for descriptors.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(HostPort),
+}
+from_string!(Listen);
+
+impl FromStr for Listen {
+    type Err = Unreadable;
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return match path {
+                "" => Err(unreadable(text, "name the socket's path: unix:/run/tender/tenderd.sock")),
+                path => Ok(Self::Unix(path.into())),
+            };
+        }
+        match text.strip_prefix("tcp:") {
+            Some(rest) => Ok(Self::Tcp(rest.strip_prefix("//").unwrap_or(rest).parse()?)),
+            None => Err(unreadable(text, "write unix:PATH or tcp://HOST:PORT")),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(at) => write!(f, "tcp://{at}"),
+        }
+    }
+}
+
+/// A name or address, and a port; an IPv6 address stands in brackets.
+#[derive(Deserialize, Clone, PartialEq, Eq, Hash, Debug)]
+#[serde(try_from = "String")]
+pub struct HostPort(String);
+from_string!(HostPort);
+
+impl HostPort {
+    /// As the system's resolver takes it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for HostPort {
+    type Err = Unreadable;
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let advice = "write HOST:PORT, for example 127.0.0.1:7070 or [::1]:7070";
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| unreadable(text, advice))?;
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let plain = !host.is_empty() && !host.contains([':', '/', '[', ']', ' ']);
+        match (bare.is_some() || plain, port.parse::<u16>()) {
+            (true, Ok(_)) => Ok(Self(text.to_owned())),
+            _ => Err(unreadable(text, advice)),
+        }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A time as people write it.
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(try_from = "String")]
+pub(super) struct Span(pub(super) Duration);
+from_string!(Span);
+
+impl FromStr for Span {
+    type Err = Unreadable;
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let parsed = humantime::parse_duration(text);
+        parsed.map(Self).map_err(|_| unreadable(text, "write a time with its unit, for example 500ms, 30s or 2m"))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        humantime::format_duration(self.0).fmt(f)
+    }
+}
+
+/// Permission bits, octal.
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(try_from = "String")]
+pub(super) struct FileMode(pub(super) u32);
+from_string!(FileMode);
+
+impl FromStr for FileMode {
+    type Err = Unreadable;
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        match u32::from_str_radix(text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
+            _ => Err(unreadable(text, "write a file mode in octal digits, for example 0600 or 0660")),
+        }
+    }
+}
+
+impl fmt::Display for FileMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}

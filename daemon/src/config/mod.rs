@@ -1,0 +1,318 @@
+//! What the daemon is told. Typed on the command line or written in a file ([`flags`], [`file`]: the same
+//! settings, each of which may be missing), it becomes a [`Config`] here: complete, checked, and the only form
+//! that other modules see. Every default has its one home in [`defaults`]; the help text is made from it.
+
+mod file;
+mod flags;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use clap::{CommandFactory, FromArgMatches};
+use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
+
+use crate::engine::{ArenaConfig, EngineConfig};
+use flags::{Flags, Settings};
+pub use flags::{HostPort, Listen, LogFormat};
+
+/// Every default, and why.
+mod defaults {
+    use super::flags::{FileMode, LogFormat, Span};
+    use bytesize::ByteSize;
+    use std::time::Duration;
+
+    pub(super) const NAME: &str = "default";
+    /// Where the manifests and the client look for it.
+    pub(super) const LISTEN: &str = "unix:/run/tender/tenderd.sock";
+    pub(super) const SOCKET_MODE: FileMode = FileMode(0o600);
+    /// Kubernetes kills 30 s after SIGTERM.
+    pub(super) const DRAIN_GRACE: Span = Span(Duration::from_secs(20));
+    pub(super) const ARENA_SIZE: ByteSize = ByteSize::gib(1);
+    pub(super) const ARENA_PREFAULT: bool = true;
+    pub(super) const ARENA_KEEP: bool = false;
+    /// Longer than any load of a healthy client, short enough that a lost one's chunks come back soon.
+    pub(super) const LEASE_DEFAULT: Span = Span(Duration::from_secs(10));
+    pub(super) const LEASE_MAX: Span = Span(Duration::from_secs(60));
+    pub(super) const RESERVATION_TIME: Span = Span(Duration::from_secs(30));
+    pub(super) const MAX_SESSIONS: usize = 4096;
+    pub(super) const MAX_LEASES_PER_SESSION: usize = 4096;
+    pub(super) const MAX_PART: ByteSize = ByteSize::gib(1);
+    pub(super) const MAX_STAGING: ByteSize = ByteSize::gib(1);
+    pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
+    pub(super) const MAX_NAMESPACES: usize = 256;
+    pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
+    pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
+    pub(super) const LOG_LEVEL: &str = "info";
+
+    /// In-flight bytes are arena that holds nothing of use yet: half of it at most.
+    pub(super) const INFLIGHT_SHARE: u64 = 2;
+    /// One session may not take the others' turn.
+    pub(super) const SESSION_INFLIGHT_SHARE: u64 = 2;
+}
+
+/// Complete and checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Of this daemon, for logs.
+    pub name: String,
+    /// At least one, all different.
+    pub listen: Vec<Listen>,
+    /// Permission bits of the Unix sockets.
+    pub socket_mode: u32,
+    /// Where `/live`, `/ready` and `/metrics` are answered; `None` for nowhere.
+    pub admin: Option<HostPort>,
+    /// How long a drain waits for what is under way.
+    pub drain_grace: Duration,
+    /// End after this time without a session.
+    pub exit_when_unused: Option<Duration>,
+    /// Threads that serve calls, at least 1.
+    pub worker_threads: usize,
+    /// Payload of one frame, 1 byte to [`FRAME_PAYLOAD_BYTES`].
+    pub max_frame_bytes: usize,
+    /// Calls under way on one connection.
+    pub max_calls_per_connection: usize,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// A filter in the words of `tracing`.
+    pub log_level: String,
+    /// The domain's own limits.
+    pub engine: EngineConfig,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Flags or variables; also `--help` and `--version`.
+    #[error("{0}")]
+    Flags(#[from] clap::Error),
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {source}", path.display())]
+    Unreadable {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file has an unknown key or a value that means nothing.
+    #[error("the configuration {} is wrong: {source}", path.display())]
+    Malformed {
+        /// As given.
+        path: PathBuf,
+        /// Line, key and what is allowed there.
+        source: Box<toml::de::Error>,
+    },
+    /// A readable value that does not work, alone or with another.
+    #[error("--{flag} {value}: {advice}")]
+    Unusable {
+        /// Its flag.
+        flag: &'static str,
+        /// What was chosen, wherever.
+        value: String,
+        /// What would work.
+        advice: String,
+    },
+}
+
+impl Default for Config {
+    /// With every setting at its default.
+    fn default() -> Self {
+        Self::check(Settings::default()).unwrap_or_else(|error| unreachable!("the defaults fit together: {error}"))
+    }
+}
+
+impl Config {
+    /// From command-line arguments (the first is the program's name), the environment, and the file they name.
+    pub fn load(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
+        let matches = command().try_get_matches_from(args)?;
+        let flags = Flags::from_arg_matches(&matches)?;
+        let file = flags.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
+        Self::check(flags.settings.over(file))
+    }
+
+    /// From the text of a file alone; `path` is for its errors.
+    pub fn from_toml(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        Self::check(file::parse(path, text)?)
+    }
+
+    fn check(settings: Settings) -> Result<Self, ConfigError> {
+        let Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, worker_threads, .. } =
+            settings.clone();
+        let name = name.unwrap_or_else(|| defaults::NAME.into());
+        if name.is_empty() || name.len() > 64 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+            return Err(unusable("name", name.escape_debug(), "use 1 to 64 letters, digits, dots, dashes, underscores"));
+        }
+        let max_frame = settings.limits.max_frame.map_or(FRAME_PAYLOAD_BYTES as u64, |size| size.as_u64());
+        let max_frame_bytes = usize::try_from(max_frame).unwrap_or(usize::MAX);
+        if !(1..=FRAME_PAYLOAD_BYTES).contains(&max_frame_bytes) {
+            return Err(unusable("max-frame", ByteSize(max_frame), format!("use 1 B to {}", ByteSize(FRAME_PAYLOAD_BYTES as u64))));
+        }
+        let calls = settings.limits.max_calls_per_connection;
+        let level = settings.log.level.clone().unwrap_or_else(|| defaults::LOG_LEVEL.into());
+        if level.parse::<tracing_subscriber::EnvFilter>().is_err() {
+            return Err(unusable("log-level", level, "use error, warn, info, debug, trace, or module=level, separated by commas"));
+        }
+        Ok(Self {
+            listen: listen_on(listen)?,
+            socket_mode: socket_mode.unwrap_or(defaults::SOCKET_MODE).0,
+            admin,
+            drain_grace: drain_grace.unwrap_or(defaults::DRAIN_GRACE).0,
+            exit_when_unused: exit_when_unused.map(|span| span.0),
+            worker_threads: at_least_one("worker-threads", worker_threads.unwrap_or_else(worker_threads_of_host))?,
+            max_frame_bytes,
+            max_calls_per_connection: at_least_one(
+                "max-calls-per-connection",
+                calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
+            )?,
+            log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
+            log_level: level,
+            engine: engine(&settings, &name)?,
+            name,
+        })
+    }
+}
+
+fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> {
+    let (arena, lease, limits) = (&settings.arena, &settings.lease, &settings.limits);
+    let bytes = arena.size.unwrap_or(defaults::ARENA_SIZE).as_u64();
+    let inflight = limits.max_inflight.map_or(bytes / defaults::INFLIGHT_SHARE, |size| size.as_u64());
+    let session_share = inflight / defaults::SESSION_INFLIGHT_SHARE;
+    let config = EngineConfig {
+        arena: ArenaConfig {
+            place: arena.path.clone().unwrap_or_else(|| default_arena_path(name)),
+            bytes,
+            prefault: arena.prefault.unwrap_or(defaults::ARENA_PREFAULT),
+            keep: arena.keep.unwrap_or(defaults::ARENA_KEEP),
+        },
+        default_lease: lease.default.unwrap_or(defaults::LEASE_DEFAULT).0,
+        max_lease: lease.max.unwrap_or(defaults::LEASE_MAX).0,
+        reservation: limits.reservation_time.unwrap_or(defaults::RESERVATION_TIME).0,
+        max_inflight_bytes: inflight,
+        max_session_inflight_bytes: limits.max_session_inflight.map_or(session_share, |size| size.as_u64()),
+        max_sessions: at_least_one("max-sessions", limits.max_sessions.unwrap_or(defaults::MAX_SESSIONS))?,
+        max_leases_per_session: at_least_one(
+            "max-leases-per-session",
+            limits.max_leases_per_session.unwrap_or(defaults::MAX_LEASES_PER_SESSION),
+        )?,
+        max_part_bytes: limits.max_part.unwrap_or(defaults::MAX_PART).as_u64(),
+        max_staging_bytes: limits.max_staging.unwrap_or(defaults::MAX_STAGING).as_u64(),
+        max_total_staging_bytes: limits.max_total_staging.unwrap_or(defaults::MAX_TOTAL_STAGING).as_u64(),
+        max_batch_chunks: at_least_one("max-batch-chunks", limits.max_batch_chunks.unwrap_or(MAX_BATCH_CHUNKS))?,
+        max_namespaces: at_least_one("max-namespaces", limits.max_namespaces.unwrap_or(defaults::MAX_NAMESPACES))?,
+    };
+    fits_together(&config)?;
+    Ok(config)
+}
+
+fn fits_together(config: &EngineConfig) -> Result<(), ConfigError> {
+    let span = |time: Duration| flags::Span(time);
+    if !config.arena.place.is_absolute() {
+        return Err(unusable("arena-path", config.arena.place.display(), "give an absolute path"));
+    }
+    if config.default_lease.is_zero() || config.default_lease > config.max_lease {
+        let advice = format!("must be more than 0 and at most --lease-max, which is {}", span(config.max_lease));
+        return Err(unusable("lease-default", span(config.default_lease), advice));
+    }
+    if config.reservation.is_zero() {
+        return Err(unusable("reservation-time", span(config.reservation), "must be more than 0"));
+    }
+    for (flag, bytes, most) in [
+        ("max-inflight", config.max_inflight_bytes, u64::MAX),
+        ("max-session-inflight", config.max_session_inflight_bytes, config.max_inflight_bytes),
+        ("max-part", config.max_part_bytes, MAX_PART_BYTES),
+        ("max-staging", config.max_staging_bytes, config.max_total_staging_bytes),
+    ] {
+        if bytes == 0 || bytes > most {
+            return Err(unusable(flag, ByteSize(bytes), format!("must be more than 0 and at most {}", ByteSize(most))));
+        }
+    }
+    if config.max_batch_chunks > MAX_BATCH_CHUNKS {
+        return Err(unusable("max-batch-chunks", config.max_batch_chunks, format!("must be at most {MAX_BATCH_CHUNKS}")));
+    }
+    Ok(())
+}
+
+fn listen_on(listen: Option<Vec<Listen>>) -> Result<Vec<Listen>, ConfigError> {
+    let listen = match listen {
+        Some(listen) => listen,
+        None => vec![Listen::Unix(defaults::LISTEN.trim_start_matches("unix:").into())],
+    };
+    if listen.is_empty() {
+        return Err(unusable("listen", "[]", "name at least one address"));
+    }
+    for (i, address) in listen.iter().enumerate() {
+        if listen[..i].contains(address) && !address.to_string().ends_with(":0") {
+            return Err(unusable("listen", address, "is named twice"));
+        }
+        if let Listen::Unix(path) = address {
+            // sun_path holds 107 bytes, and the descriptor socket's name is 3 longer.
+            if !path.is_absolute() || path.as_os_str().len() > 104 {
+                return Err(unusable("listen", address, "give an absolute path of at most 104 bytes"));
+            }
+        }
+    }
+    Ok(listen)
+}
+
+fn default_arena_path(name: &str) -> PathBuf {
+    format!("/dev/shm/tender-{name}.arena").into()
+}
+
+fn worker_threads_of_host() -> usize {
+    // Two at least: a call that hashes must not hold up a lookup on a one-core host either.
+    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+}
+
+fn at_least_one(flag: &'static str, n: usize) -> Result<usize, ConfigError> {
+    if n == 0 { Err(unusable(flag, n, "must be at least 1")) } else { Ok(n) }
+}
+
+fn unusable(flag: &'static str, value: impl ToString, advice: impl Into<String>) -> ConfigError {
+    ConfigError::Unusable { flag, value: value.to_string(), advice: advice.into() }
+}
+
+/// The command line, with every default in its help.
+fn command() -> clap::Command {
+    Flags::command().mut_args(|arg| {
+        let Some(default) = default_text(arg.get_id().as_str()) else { return arg };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        arg.help(format!("{} [default: {default}]", help.trim_end_matches('.'))).long_help(None)
+    })
+}
+
+fn default_text(id: &str) -> Option<String> {
+    let size = |size: ByteSize| size.to_string();
+    Some(match id {
+        "name" => defaults::NAME.into(),
+        "listen" => defaults::LISTEN.into(),
+        "socket_mode" => defaults::SOCKET_MODE.to_string(),
+        "admin" => "not answered".into(),
+        "drain_grace" => defaults::DRAIN_GRACE.to_string(),
+        "exit_when_unused" => "never".into(),
+        "worker_threads" => "one for each CPU, at least 2".into(),
+        "arena-size" => size(defaults::ARENA_SIZE),
+        "arena-path" => default_arena_path("NAME").display().to_string(),
+        "arena-prefault" => defaults::ARENA_PREFAULT.to_string(),
+        "arena-keep" => defaults::ARENA_KEEP.to_string(),
+        "lease-default" => defaults::LEASE_DEFAULT.to_string(),
+        "lease-max" => defaults::LEASE_MAX.to_string(),
+        "reservation_time" => defaults::RESERVATION_TIME.to_string(),
+        "max_inflight" => format!("arena size / {}", defaults::INFLIGHT_SHARE),
+        "max_session_inflight" => format!("--max-inflight / {}", defaults::SESSION_INFLIGHT_SHARE),
+        "max_sessions" => defaults::MAX_SESSIONS.to_string(),
+        "max_leases_per_session" => defaults::MAX_LEASES_PER_SESSION.to_string(),
+        "max_part" => size(defaults::MAX_PART),
+        "max_staging" => size(defaults::MAX_STAGING),
+        "max_total_staging" => size(defaults::MAX_TOTAL_STAGING),
+        "max_batch_chunks" => MAX_BATCH_CHUNKS.to_string(),
+        "max_namespaces" => defaults::MAX_NAMESPACES.to_string(),
+        "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
+        "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
+        "log-format" => format!("{:?}", defaults::LOG_FORMAT).to_lowercase(),
+        "log-level" => defaults::LOG_LEVEL.into(),
+        _ => return None,
+    })
+}

@@ -1,0 +1,221 @@
+//! Every metric: its name, unit and help, in one place. What the engine counts itself is read when somebody asks;
+//! the rest is counted here.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabel, EncodeLabelSet, EncodeMetric, LabelSetEncoder};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::engine::{Engine, Stats};
+
+/// How bytes travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Path {
+    /// Through shared memory.
+    Shm,
+    /// Over a gRPC stream.
+    Grpc,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Call(&'static str);
+
+impl EncodeLabelSet for Call {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> std::fmt::Result {
+        ("call", self.0).encode(encoder.encode_label())
+    }
+}
+
+/// What is counted outside the engine.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    received_shm_bytes: AtomicU64,
+    received_grpc_bytes: AtomicU64,
+    sent_grpc_bytes: AtomicU64,
+    calls: Family<Call, Histogram, fn() -> Histogram>,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        // 16 us to 1 s in steps of 2.
+        let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(16e-6, 2.0, 17));
+        Self {
+            received_shm_bytes: AtomicU64::new(0),
+            received_grpc_bytes: AtomicU64::new(0),
+            sent_grpc_bytes: AtomicU64::new(0),
+            calls: Family::new_with_constructor(histogram),
+        }
+    }
+    /// A call was answered.
+    pub(crate) fn call(&self, call: &'static str, took: Duration) {
+        self.calls.get_or_create(&Call(call)).observe(took.as_secs_f64());
+    }
+    /// Payload came in.
+    pub(crate) fn received(&self, path: Path, bytes: u64) {
+        let counter = match path {
+            Path::Shm => &self.received_shm_bytes,
+            Path::Grpc => &self.received_grpc_bytes,
+        };
+        counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+    /// Payload went out. What local readers take from shared memory is not seen here.
+    pub(crate) fn sent(&self, path: Path, bytes: u64) {
+        if path == Path::Grpc {
+            self.sent_grpc_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+    /// All metrics as OpenMetrics text. Before the engine is there, only what is counted here.
+    pub(crate) fn render(&self, engine: Option<&Engine>) -> String {
+        let mut registry = Registry::default();
+        registry.register("tender_call_seconds", "Time to answer a call", self.calls.clone());
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        registry.register_collector(Box::new(Snapshot {
+            received_shm_bytes: read(&self.received_shm_bytes),
+            received_grpc_bytes: read(&self.received_grpc_bytes),
+            sent_grpc_bytes: read(&self.sent_grpc_bytes),
+            engine: engine.map(Engine::stats),
+        }));
+        let mut text = String::new();
+        if let Err(error) = encode(&mut text, &registry) {
+            text.clear();
+            _ = write!(text, "# metrics cannot be written: {error}");
+        }
+        text
+    }
+}
+
+/// The content type of [`Metrics::render`].
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+#[derive(Debug)]
+struct Snapshot {
+    received_shm_bytes: u64,
+    received_grpc_bytes: u64,
+    sent_grpc_bytes: u64,
+    engine: Option<Stats>,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+        let mut out = Out(encoder);
+        out.counters(
+            "tender_received_bytes",
+            "Payload of stored parts by the way it came",
+            &["path"],
+            [(vec!["shm".into()], self.received_shm_bytes), (vec!["grpc".into()], self.received_grpc_bytes)],
+        )?;
+        out.counters(
+            "tender_sent_bytes",
+            "Payload sent to readers over the network; local readers take theirs from shared memory unseen",
+            &["path"],
+            [(vec!["grpc".into()], self.sent_grpc_bytes)],
+        )?;
+        match &self.engine {
+            Some(stats) => engine_metrics(&mut out, stats),
+            None => Ok(()),
+        }
+    }
+}
+
+fn engine_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
+    out.gauge("tender_arena_bytes", "Shared memory that chunks can use", stats.arena_bytes)?;
+    out.gauge("tender_arena_used_bytes", "Shared memory in use, rounding included", stats.arena_used_bytes)?;
+    let largest = stats.arena_largest_free_bytes;
+    out.gauge("tender_arena_largest_free_bytes", "A part of this size fits without eviction", largest)?;
+    out.gauge("tender_sessions", "Connected clients", stats.sessions)?;
+    out.gauge("tender_leases", "Live leases", stats.leases)?;
+    out.gauge("tender_pins", "Chunks held by leases, once for each lease", stats.pins)?;
+    out.gauge("tender_reservations", "Parts that clients may write now", stats.reservations)?;
+    out.gauge("tender_inflight_bytes", "Bytes of unfinished chunks", stats.inflight_bytes)?;
+    out.gauge("tender_staging_bytes", "Staging memory of local clients", stats.staging_bytes)?;
+    let counter = |name, help, value| (name, help, [(Vec::new(), value)]);
+    let ended = [
+        counter("tender_expired_leases", "Leases that ended because their time was up", stats.expired_leases),
+        counter(
+            "tender_expired_reservations",
+            "Parts that were not written in time",
+            stats.expired_reservations,
+        ),
+    ];
+    for (name, help, rows) in ended {
+        out.counters(name, help, &[], rows)?;
+    }
+    let refusals = stats.refusals.iter().map(|(reason, count)| (vec![reason.label().into()], *count));
+    out.counters("tender_refusals", "Calls and items refused, by reason", &["reason"], refusals)?;
+    namespace_metrics(out, stats)
+}
+
+fn namespace_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
+    let all = &stats.namespaces;
+    let name = |n: &crate::engine::NamespaceStats| n.digest.to_string();
+    let rows = |value: fn(&crate::engine::NamespaceStats) -> u64| {
+        all.iter().map(move |n| (vec![name(n)], value(n)))
+    };
+    let label = &["namespace"];
+    out.gauges("tender_ready_chunks", "Chunks that lookups find", label, rows(|n| n.ready_chunks))?;
+    out.gauges("tender_ready_bytes", "Bytes of those chunks", label, rows(|n| n.ready_bytes))?;
+    out.gauges("tender_pending_chunks", "Chunks being stored", label, rows(|n| n.pending_chunks))?;
+    out.counters("tender_lookups", "Keys asked for", label, rows(|n| n.lookups))?;
+    out.counters("tender_hits", "Keys found ready", label, rows(|n| n.hits))?;
+    out.counters("tender_pendings", "Keys found being stored", label, rows(|n| n.pendings))?;
+    out.counters("tender_stored_bytes", "Bytes of parts that became ready", label, rows(|n| n.stored_bytes))?;
+    out.counters("tender_evictions", "Chunks that made room for others", label, rows(|n| n.evicted_chunks))?;
+    let misses = all.iter().flat_map(|n| {
+        n.misses.iter().map(move |(reason, count)| (vec![name(n), reason.label().into()], *count))
+    });
+    out.counters("tender_misses", "Keys not found, by reason", &["namespace", "reason"], misses)
+}
+
+/// Writes families of constants.
+struct Out<'a>(DescriptorEncoder<'a>);
+
+type Row = (Vec<String>, u64);
+
+impl Out<'_> {
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> std::fmt::Result {
+        self.gauges(name, help, &[], [(Vec::new(), value)])
+    }
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: impl IntoIterator<Item = Row>,
+    ) -> std::fmt::Result {
+        let rows = rows.into_iter().map(|(values, n)| (values, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX))));
+        self.family(name, help, labels, rows)
+    }
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: impl IntoIterator<Item = Row>,
+    ) -> std::fmt::Result {
+        self.family(name, help, labels, rows.into_iter().map(|(values, n)| (values, ConstCounter::new(n))))
+    }
+    fn family<M: EncodeMetric>(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        rows: impl IntoIterator<Item = (Vec<String>, M)>,
+    ) -> std::fmt::Result {
+        let mut rows = rows.into_iter().peekable();
+        let Some((_, first)) = rows.peek() else { return Ok(()) };
+        let mut family = self.0.encode_descriptor(name, help, None, first.metric_type())?;
+        for (values, metric) in rows {
+            let labels: Vec<_> = labels.iter().copied().zip(values).collect();
+            metric.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}

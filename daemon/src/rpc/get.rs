@@ -1,0 +1,148 @@
+//! Parts that go out as frames.
+//!
+//! A reader that stops reading must not hold memory beyond its lease. Frames that wait for it inside the connection
+//! are copies already; what pins the arena is the part that this stream has open, and a timer closes it when the
+//! lease ends. The reader that comes back late gets the reason instead of more bytes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tender_proto::limits::FRAME_PAYLOAD_BYTES;
+use tender_proto::{PartIndex, Reason, Refusal, SessionId, v1};
+use tokio_stream::Stream;
+use tonic::Status;
+
+use super::{Shared, convert};
+use crate::engine::{Engine, PartReader};
+use crate::metrics::{Metrics, Path};
+use crate::task::Task;
+
+#[derive(Debug)]
+pub(super) struct GetStream {
+    engine: Arc<Engine>,
+    metrics: Arc<Metrics>,
+    session: SessionId,
+    lease: u64,
+    items: Vec<(usize, PartIndex)>,
+    /// Which item comes next, or is under way.
+    item: usize,
+    /// Bytes sent of the part that is open.
+    sent: usize,
+    open: Arc<Mutex<Open>>,
+    /// Closes the open part when the lease ends; aborted with the stream.
+    timer: Option<Task>,
+}
+
+#[derive(Debug, Default)]
+enum Open {
+    #[default]
+    Nothing,
+    Part(Arc<PartReader>),
+    Expired,
+}
+
+struct Whole(Arc<PartReader>);
+
+impl AsRef<[u8]> for Whole {
+    fn as_ref(&self) -> &[u8] {
+        PartReader::as_ref(&self.0)
+    }
+}
+
+impl GetStream {
+    pub(super) fn open(shared: &Shared, request: &v1::GetRequest) -> Result<Self, Refusal> {
+        let item = |item: &v1::GetItem| {
+            let index = usize::try_from(item.chunk_index).unwrap_or(usize::MAX);
+            Ok((index, convert::part(item.part)?))
+        };
+        Ok(Self {
+            engine: Arc::clone(&shared.engine),
+            metrics: Arc::clone(&shared.metrics),
+            session: SessionId::parse(&request.session_id)?,
+            lease: request.lease_id,
+            items: request.items.iter().map(item).collect::<Result<_, Refusal>>()?,
+            item: 0,
+            sent: 0,
+            open: Arc::default(),
+            timer: None,
+        })
+    }
+
+    /// The next frame of the open part, or the first one of the next item.
+    fn next_frame(&mut self) -> Option<v1::GetFrame> {
+        let &(chunk, part) = self.items.get(self.item)?;
+        let first = self.sent == 0;
+        if first
+            && let Err(reason) = self.open_part(chunk, part)
+        {
+            return Some(self.failed(reason));
+        }
+        let reader = match &*self.open.lock() {
+            Open::Part(reader) => Some(Arc::clone(reader)),
+            Open::Nothing | Open::Expired => None,
+        };
+        let Some(reader) = reader else { return Some(self.failed(Reason::LeaseExpired)) };
+        let total = reader.as_ref().as_ref().len();
+        let end = total.min(self.sent + FRAME_PAYLOAD_BYTES);
+        let mut frame = v1::GetFrame {
+            item: u32::try_from(self.item).unwrap_or(u32::MAX),
+            offset_bytes: self.sent as u64,
+            ..v1::GetFrame::default()
+        };
+        if first {
+            frame.part_bytes = total as u64;
+            frame.digest = convert::digest(&reader.digest());
+            frame.coverage = reader.coverage().bits();
+        }
+        frame.payload = Bytes::from_owner(Whole(reader)).slice(self.sent..end);
+        self.metrics.sent(Path::Grpc, (end - self.sent) as u64);
+        self.sent = end;
+        if end == total {
+            self.next_item();
+        }
+        Some(frame)
+    }
+
+    fn open_part(&mut self, chunk: usize, part: PartIndex) -> Result<(), Reason> {
+        let reader = self.engine.read(self.session, self.lease, chunk, part)?;
+        if self.timer.is_none() {
+            let (deadline, open) = (reader.deadline(), Arc::clone(&self.open));
+            self.timer = Some(crate::task::spawn("get deadline", async move {
+                tokio::time::sleep_until(deadline.into()).await;
+                *open.lock() = Open::Expired;
+            }));
+        }
+        let mut open = self.open.lock();
+        if matches!(*open, Open::Expired) {
+            return Err(Reason::LeaseExpired);
+        }
+        *open = Open::Part(Arc::new(reader));
+        Ok(())
+    }
+
+    fn failed(&mut self, reason: Reason) -> v1::GetFrame {
+        let item = u32::try_from(self.item).unwrap_or(u32::MAX);
+        self.next_item();
+        v1::GetFrame { item, failure: reason.to_wire().into(), ..v1::GetFrame::default() }
+    }
+
+    fn next_item(&mut self) {
+        self.item += 1;
+        self.sent = 0;
+        let mut open = self.open.lock();
+        if matches!(*open, Open::Part(_)) {
+            *open = Open::Nothing;
+        }
+    }
+}
+
+impl Stream for GetStream {
+    type Item = Result<v1::GetFrame, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(self.next_frame().map(Ok))
+    }
+}

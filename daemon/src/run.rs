@@ -1,0 +1,89 @@
+//! The program: arguments in, exit code out. The Python wheel starts the same one.
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use bytesize::ByteSize;
+use tracing_subscriber::EnvFilter;
+
+use crate::app::{AppError, RunningApp};
+use crate::config::{Config, ConfigError, LogFormat};
+use crate::shutdown::Signals;
+
+/// Wrong flags, variables or file (`EX_USAGE`).
+const BAD_CONFIG: u8 = 64;
+/// The configuration is fine, but the daemon cannot start with it here.
+const CANNOT_START: u8 = 1;
+
+/// Runs `tenderd` until it is told to stop. `args` begin with the program's name.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let config = match Config::load(args) {
+        Ok(config) => config,
+        Err(ConfigError::Flags(error)) => {
+            _ = error.print();
+            return if error.use_stderr() { ExitCode::from(BAD_CONFIG) } else { ExitCode::SUCCESS };
+        }
+        Err(error) => {
+            eprintln!("tenderd: {error}");
+            return ExitCode::from(BAD_CONFIG);
+        }
+    };
+    start_logging(&config);
+    match serve(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Once in the log, and once where somebody who has just typed the command looks.
+            tracing::error!(%error, "cannot start");
+            eprintln!("tenderd: {error}");
+            ExitCode::from(CANNOT_START)
+        }
+    }
+}
+
+fn serve(config: Config) -> Result<(), AppError> {
+    let system = |what| move |source| AppError::System { what, source };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.worker_threads)
+        .thread_name("tenderd")
+        .enable_all()
+        .build()
+        .map_err(system("threads"))?;
+    runtime.block_on(async {
+        let mut signals = Signals::listen().map_err(system("signal handling"))?;
+        let arena = config.engine.arena.clone();
+        let app = RunningApp::start(config).await?;
+        let listen: Vec<_> = app.addresses().iter().map(ToString::to_string).collect();
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            pid = std::process::id(),
+            listen = listen.join(" "),
+            admin = app.admin_address().map(|address| address.to_string()),
+            arena = %ByteSize(arena.bytes),
+            place = %arena.place.display(),
+            "tenderd serves"
+        );
+        let why = tokio::select! {
+            signal = signals.next() => signal,
+            () = app.unused() => "no client for the configured time",
+        };
+        tracing::info!(why, "stopping");
+        tokio::select! {
+            () = app.shutdown() => tracing::info!("stopped"),
+            signal = signals.next() => tracing::warn!(signal, "stopped at once"),
+        }
+        Ok(())
+    })
+}
+
+/// Logs go to standard error, so that standard output stays free for whoever wraps the program.
+fn start_logging(config: &Config) {
+    // The filter was checked with the configuration.
+    let filter = EnvFilter::try_new(&config.log_level).unwrap_or_default();
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second subscriber in one process, as in a test, is not an error.
+    _ = match config.log_format {
+        LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
+        LogFormat::Json => logs.json().flatten_event(true).try_init(),
+    };
+}

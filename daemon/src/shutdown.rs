@@ -1,0 +1,48 @@
+//! Where the daemon is in its life.
+
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Everybody who must know watches this.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Sockets are open, the arena is not there yet or its pages are still being touched.
+    Starting,
+    /// All is well.
+    Serving,
+    /// Told to stop: nothing new begins, and what runs may end within the grace time.
+    Draining {
+        /// How long that is.
+        grace: Duration,
+    },
+    /// Over.
+    Stopped,
+}
+
+impl Phase {
+    /// Whether new clients are welcome.
+    pub fn is_ready(self) -> bool {
+        self == Self::Serving
+    }
+}
+
+/// SIGTERM and SIGINT, which mean the same: stop in order. The second one means at once.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    pub(crate) fn listen() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+    /// The name of the next one.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
