@@ -96,7 +96,7 @@ class Daemon:
         listen = ["--listen", self.address]
         if self.tcp_port is not None:
             listen += ["--listen", f"tcp://127.0.0.1:{self.tcp_port}"]
-        return [str(program("tenderd")), *listen, "--arena-bytes", self.arena, "--arena-path", str(self._arena_file())]
+        return [str(program("tenderd")), *listen, "--arena-size", self.arena, "--arena-path", str(self._arena_file())]
 
     def _arena_file(self) -> Path:
         # Not in /dev/shm: containers often have 64 MiB there, and what a killed test leaves would stay in memory.
