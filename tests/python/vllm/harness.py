@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ LOGPROB_TOLERANCE = 1e-3
 """Float32 runs that differ only in batching differ by at most 3e-5; wrong KV bytes by 1e-2 and more."""
 
 SIDE_TIMEOUT_S = 420
+MARK = "TENDER_TEST_RUN"
 _HERE = Path(__file__).resolve().parent
 
 
@@ -44,7 +46,8 @@ class Side:
 
 
 class Running:
-    """A side while it runs. Its process leads a session, so that everything it starts can be found and ended."""
+    """A side while it runs. A mark in its environment is inherited by everything that it starts, whatever session that
+    moves to, so all of it can be found and ended."""
 
     def __init__(self, spec: Spec, folder: Path, name: str):
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +58,8 @@ class Running:
         spec.write(spec_path)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONHASHSEED"}
         environment.update(spec.environment())
+        self._mark = f"{MARK}={uuid.uuid4().hex}"
+        environment.update([self._mark.split("=")])
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(_HERE / "child.py"), str(spec_path), str(self._result)],
@@ -63,14 +68,13 @@ class Running:
                 stderr=log,
                 env=environment,
                 cwd=folder,
-                start_new_session=True,
             )
 
     def wait(self) -> Side:
         """The side's result; raises with the end of its log if it failed or hung."""
         try:
             code = self._process.wait(SIDE_TIMEOUT_S)
-            leftovers = _outlived(self._process.pid)
+            leftovers = list(_outlived(self._mark).values())
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} was not done after {SIDE_TIMEOUT_S} s\n{self._log_end()}") from None
         finally:
@@ -81,9 +85,10 @@ class Running:
         return Side(self.name, passes, told["facts"], told["counters"], told["metrics"], self.log, leftovers)
 
     def end(self) -> None:
-        """Kills whatever is left of the session this object started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Kills whatever is left of what this object started."""
+        for pid in _marked(self._mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
 
     def _log_end(self) -> str:
@@ -138,27 +143,22 @@ def assert_served(tender: Side, pass_name: str, at_least: dict[str, int] | int =
     assert tender.metrics["external_prefix_cache_hits"] > 0, tender.metrics
 
 
-def _outlived(session: int) -> list[str]:
-    """Processes of the session that still run a moment after its leader ended."""
+def _outlived(mark: str) -> dict[int, str]:
+    """Processes with the mark that still run a moment after the side ended."""
     for _ in range(50):
-        left = _session_members(session)
+        left = _marked(mark)
         if not left:
             break
         time.sleep(0.1)
     return left
 
 
-def _session_members(session: int) -> list[str]:
-    members = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # Fields after the command's closing bracket: state, parent, group, session.
-            state, _parent, _group, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if int(its_session) == session and state != "Z":
-            members.append(command)
-    return members
+def _marked(mark: str) -> dict[int, str]:
+    """Command lines, by process id, of the running processes with the mark in their environment."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        # Other users' processes cannot be read, and are none of ours; a zombie has no environment any more.
+        with contextlib.suppress(OSError):
+            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
