@@ -1,0 +1,239 @@
+"""`TenderConnector`: what vLLM calls. Every hook is fenced and handed to the side that this process is.
+
+The engine's configuration is read when the connector is made; a value of the user's that cannot be used raises there
+and only there. Whatever else keeps Tender from working is one warning, and the engine runs without.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.logger import init_logger
+
+from tender_kv import _native
+from tender_kv.vllm import embedded
+from tender_kv.vllm.config import Settings
+from tender_kv.vllm.guard import hook, nothing
+from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
+from tender_kv.vllm.scheduler import SchedulerSide
+from tender_kv.vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.tender_kv")
+
+_POLICY = "recompute"
+
+
+class TenderConnector(KVConnectorBase_V1, SupportsHMA):
+    """vLLM's KV cache on Tender."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig):
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.broken: str | None = None
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._engine_id: str | None = None
+        transfer = vllm_config.kv_transfer_config
+        settings = Settings.parse(transfer.kv_connector_extra_config or {})
+        group = kv_cache_config.kv_cache_groups[:1]
+        tokens_per_block = group[0].kv_cache_spec.block_size if group else vllm_config.cache_config.block_size
+        settings.chunk_blocks(tokens_per_block)
+        if role is KVConnectorRole.SCHEDULER and transfer.kv_load_failure_policy != _POLICY:
+            logger.warning(
+                'A request fails if Tender loses chunks while they load. Set "kv_load_failure_policy": "%s" in '
+                "--kv-transfer-config, and vLLM computes them instead.",
+                _POLICY,
+            )
+        try:
+            self._start(settings, role, tokens_per_block)
+        except (embedded.NoDaemon, OSError, _native.TenderError) as no:
+            logger.warning("Tender is off: %s", no)
+
+    def _start(self, settings: Settings, role: KVConnectorRole, tokens_per_block: int) -> None:
+        address = settings.address
+        engine_id = self._kv_transfer_config.engine_id or str(os.getpid())
+        if address is None:
+            address = embedded.acquire(engine_id, settings.arena_bytes).address
+            self._engine_id = engine_id
+        name = f"vllm {role.name.lower()} {engine_id}"
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(settings, address, name, tokens_per_block)
+        else:
+            self._worker = WorkerSide(self._vllm_config, self._kv_cache_config, settings, address, name)
+
+    def on_fault(self, hook: str) -> None:
+        """See `guard`."""
+        logger.exception("Tender switches itself off after a fault in %s; the engine runs on without it", hook)
+        if self._worker is not None:
+            self._worker.give_up()
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """Stores are copies, and a lost one is a miss."""
+        return False
+
+    # What the worker calls.
+
+    @hook(nothing)
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._worker is not None:
+            self._worker.register(kv_caches)
+
+    @hook(lambda self: TenderHandshake(refusal=f"a fault in {self.broken}"))
+    def get_handshake_metadata(self) -> TenderHandshake:
+        if self._worker is None:
+            return TenderHandshake(refusal="the worker's side could not be started")
+        return self._worker.handshake()
+
+    # The engine calls `handle_preemptions` first of all that a step does; one that does not binds the metadata first.
+    @hook(nothing)
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if self._worker is not None:
+            self._worker.begin(kv_connector_metadata)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self.handle_preemptions(connector_metadata)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Loads began with the step; vLLM calls this after the forward pass if it waits for none of them."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """No pass reads what is being loaded: loads are asynchronous."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        """Whole blocks of all layers are gathered at once, after the pass."""
+
+    @hook(nothing)
+    def wait_for_save(self) -> None:
+        if self._worker is not None and self.has_connector_metadata():
+            self._worker.end(self._get_connector_metadata())
+
+    @hook(lambda self, _ids: self._loads_given_up())
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, (self._worker.poll() or None) if self._worker is not None else None
+
+    def _loads_given_up(self) -> tuple[None, set[str] | None]:
+        """After a fault: what the engine still waits for, steps planned before it heard of the fault included."""
+        if self._worker is None:
+            return None, None
+        if self.has_connector_metadata():
+            self._worker.adopt(self._get_connector_metadata())
+        self._worker.give_up()
+        return None, self._worker.poll() or None
+
+    @hook(lambda self: self._worker.take_failed() if self._worker is not None else set())
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_failed() if self._worker is not None else set()
+
+    # What the scheduler calls.
+
+    @hook(nothing)
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        if self._scheduler is not None:
+            self._scheduler.set_handshake(metadata)
+
+    @hook(nothing)
+    def on_new_request(self, request: Request) -> None:
+        if self._scheduler is not None:
+            self._scheduler.new_request(request)
+
+    @hook(lambda self, *_: (0, False))
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._scheduler is None:
+            return 0, False
+        tokens = self._scheduler.match(request, num_computed_tokens)
+        return tokens, bool(tokens)
+
+    @hook(nothing)
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, blocks, num_external_tokens)
+
+    @hook(lambda self, _output: self._scheduler.take_step() if self._scheduler is not None else TenderMetadata())
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self._scheduler.step(scheduler_output) if self._scheduler is not None else TenderMetadata()
+
+    @hook(nothing)
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._scheduler is not None:
+            self._scheduler.loads_over(connector_output)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    @hook(lambda self, *_: (False, None))
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The blocks are free at once: what became final is gathered before the next pass can overwrite them."""
+        if self._scheduler is not None:
+            self._scheduler.finished(request, block_ids)
+        return False, None
+
+    @hook(lambda self: False)
+    def reset_cache(self) -> bool | None:
+        """Forgets the namespace at the daemon too, for all engines that use it. False: what is there may still be
+        served."""
+        return self._scheduler.reset() if self._scheduler is not None else True
+
+    # Both.
+
+    def tender_counters(self) -> dict[str, Any]:
+        """This side's numbers; empty where Tender is off."""
+        side = self._scheduler or self._worker
+        return side.counters() if side is not None else {}
+
+    counters = tender_counters
+
+    @hook(lambda self, _limit: True)
+    def flush(self, limit_s: float) -> bool:
+        """Waits until what was gathered is stored and what is being loaded is loaded; for tests and demos."""
+        return self._worker.flush(limit_s) if self._worker is not None else True
+
+    def shutdown(self) -> None:
+        """Ends this side; nothing of Tender touches the engine's memory afterwards. May be repeated."""
+        side = self._scheduler or self._worker
+        try:
+            if side is not None:
+                logger.info("Tender, %s: %s", self.role.name.lower(), _summary(side.counters()))
+                side.shutdown()
+        except Exception:
+            logger.exception("Tender could not be ended cleanly")
+        finally:
+            engine_id, self._engine_id = self._engine_id, None
+            if engine_id is not None:
+                try:
+                    embedded.release(engine_id)
+                except Exception:
+                    logger.exception("the private tenderd could not be ended")
+
+
+def _summary(counters: dict[str, Any]) -> str:
+    """One line: what happened at all."""
+    parts = []
+    for key, value in counters.items():
+        if isinstance(value, dict):
+            value = " ".join(f"{reason}={count}" for reason, count in value.items())
+        if value:
+            parts.append(f"{key}={value}")
+    return ", ".join(parts) or "nothing to tell"

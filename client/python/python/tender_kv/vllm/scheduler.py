@@ -1,0 +1,170 @@
+"""The scheduler's half: reads vLLM's requests and steps, and hands what they say to the native scheduler."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from tender_kv import _native
+from tender_kv.vllm.config import Settings
+from tender_kv.vllm.inputs import InputNames, Unnamed
+from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.tender_kv.scheduler")
+
+# Ends after which everything up to the last sampled token was computed. Every other end counts as an abort.
+_RAN_TO_ITS_END = frozenset(
+    (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION)
+)
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request that may be cached."""
+
+    request: Request
+    given: int = 0
+    """Tokens that the native scheduler knows."""
+    computed: int = 0
+    """Tokens that the engine had when the last match was told: a load begins there."""
+    loaded_in: int | None = None
+    """Preemptions of the request when it was given a load. It gets one load each time it is admitted: a load that
+    fails as a whole brings it back here, and would again."""
+
+
+class SchedulerSide:
+    """One engine's scheduler."""
+
+    def __init__(self, settings: Settings, address: str, name: str, tokens_per_block: int):
+        self._native = _native.Scheduler(settings.client_json(address, name), settings.plan_json())
+        self._names = InputNames()
+        self._tokens_per_block = tokens_per_block
+        self._tracked: dict[str, _Tracked] = {}
+        self._loads: dict[str, list[int]] = {}
+        self._logged_kinds: set[str] = set()
+        self._ready = False
+
+    def set_handshake(self, metadata: dict[Any, TenderHandshake]) -> None:
+        """What all workers found. Different findings would mix different bytes under one key."""
+        refusals = sorted({told.refusal for told in metadata.values() if told.refusal})
+        if refusals:
+            # The worker has logged its sentence; another process's log may be elsewhere.
+            logger.info("Tender is off: %s", "; ".join(refusals))
+            return
+        descriptors = {told.descriptor for told in metadata.values()}
+        if len(descriptors) != 1:
+            logger.warning("Tender is off: the workers describe their KV caches in %d ways", len(descriptors))
+            return
+        self._native.set_descriptor(descriptors.pop())
+        self._ready = True
+
+    def new_request(self, request: Request) -> None:
+        if not self._ready:
+            return
+        try:
+            inputs = self._names.of(request)
+        except Unnamed as unnamed:
+            if unnamed.kind not in self._logged_kinds:
+                self._logged_kinds.add(unnamed.kind)
+                logger.warning("Requests are not cached if they have such an input: %s", unnamed)
+            self._tracked.pop(request.request_id, None)
+            self._native.new_uncacheable_request(request.request_id, request.num_prompt_tokens, str(unnamed))
+            return
+        self._native.new_request(request.request_id, request.num_prompt_tokens, inputs.named, inputs.media)
+        self._tracked[request.request_id] = _Tracked(request)
+
+    def match(self, request: Request, computed: int) -> int | None:
+        """Tokens beyond `computed` that can be loaded; None: ask again later."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or request.skip_reading_prefix_cache or tracked.loaded_in == request.num_preemptions:
+            return 0
+        tokens = request.all_token_ids[:]
+        tracked.given, tracked.computed = len(tokens), computed
+        return self._native.match_prefix(request.request_id, tokens, computed)
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
+        request_id = request.request_id
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return
+        tables = blocks.get_block_ids()
+        if external_tokens:
+            first = tracked.computed // self._tokens_per_block
+            last = (tracked.computed + external_tokens) // self._tokens_per_block
+            # First of all: from here on the engine waits for this load, whatever happens below.
+            self._loads[request_id] = list(tables[0][first:last])
+            tracked.loaded_in = request.num_preemptions
+        self._native.allocated(request_id, tables, external_tokens)
+
+    def step(self, output: SchedulerOutput) -> TenderMetadata:
+        """One native call for all of a step."""
+        scheduled = output.num_scheduled_tokens
+        rows = []
+        for new in output.scheduled_new_reqs:
+            row = self._row(new.req_id, new.num_computed_tokens, scheduled, new.block_ids, True)
+            if row is not None:
+                rows.append(row)
+        cached = output.scheduled_cached_reqs
+        for request_id, computed, blocks in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        ):
+            resumed = request_id in cached.resumed_req_ids
+            row = self._row(request_id, computed, scheduled, blocks or (), resumed)
+            if row is not None:
+                rows.append(row)
+        plan = self._native.step(rows, list(output.preempted_req_ids or ()))
+        return self.take_step(plan)
+
+    def take_step(self, plan: bytes = b"") -> TenderMetadata:
+        """A step's metadata. Without a plan, the workers report the loads of the step as failed."""
+        loads, self._loads = self._loads, {}
+        return TenderMetadata(plan, loads)
+
+    def _row(self, request_id: str, computed: int, scheduled: dict[str, int], blocks: Any, replace: bool):
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return None
+        # Tokens that were sampled, and only those: drafts and the placeholders of asynchronous scheduling are kept
+        # elsewhere by the engine.
+        known = tracked.request.num_tokens
+        new_tokens = tracked.request.all_token_ids[tracked.given : known] if known > tracked.given else []
+        tracked.given = known
+        return request_id, computed, scheduled.get(request_id, 0), new_tokens, blocks, replace
+
+    def loads_over(self, output: KVConnectorOutput) -> None:
+        if output.finished_recving:
+            self._native.loads_finished(list(output.finished_recving))
+
+    def finished(self, request: Request, blocks: tuple[list[int], ...]) -> None:
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return
+        self._native.finished(
+            request.request_id,
+            num_tokens=request.num_tokens,
+            prompt_tokens=request.num_prompt_tokens,
+            # Steps that still run are counted as computed by the engine already.
+            computed_tokens=max(0, request.num_computed_tokens - request.num_in_flight_tokens),
+            aborted=request.status not in _RAN_TO_ITS_END,
+            blocks=blocks,
+            tail_tokens=request.all_token_ids[tracked.given :],
+        )
+
+    def reset(self) -> bool:
+        return self._native.reset()
+
+    def counters(self) -> dict[str, Any]:
+        return json.loads(self._native.counters_json())
+
+    def shutdown(self) -> None:
+        self._native.shutdown()
