@@ -29,23 +29,21 @@ impl Fuse {
         otherwise: impl FnOnce() -> T,
         body: impl FnOnce() -> T,
     ) -> T {
-        if self.is_blown() {
-            return otherwise();
-        }
-        // Nothing that `body` left half-done is used again: the fuse is blown.
-        match catch_unwind(AssertUnwindSafe(body)) {
-            Ok(value) => value,
-            Err(_) => {
-                self.tally.panics.one();
-                if !self.blown.swap(true, Ordering::AcqRel) {
-                    tracing::error!(
-                        what,
-                        "a bug in Tender's client: it is off from now on, the engine goes on"
-                    );
-                }
-                otherwise()
+        let done = if self.is_blown() { None } else { self.attempt(what, body) };
+        done.unwrap_or_else(otherwise)
+    }
+
+    /// Runs `body` even if the fuse is blown, for what must be done then too; it still blows at a panic.
+    pub(crate) fn attempt<T>(&self, what: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+        // Nothing that `body` left half-done is trusted again: the fuse is blown.
+        let done = catch_unwind(AssertUnwindSafe(body)).ok();
+        if done.is_none() {
+            self.tally.panics.one();
+            if !self.blown.swap(true, Ordering::AcqRel) {
+                tracing::error!(what, "a bug in Tender's client: it is off from now on, the engine goes on");
             }
         }
+        done
     }
 }
 
@@ -61,6 +59,7 @@ mod tests {
         assert_eq!(fuse.run("test", || 2, || panic!("on purpose")), 2);
         assert!(fuse.is_blown());
         assert_eq!(fuse.run("test", || 3, || 1), 3);
+        assert_eq!(fuse.attempt("test", || 4), Some(4));
         assert_eq!(tally.panics.get(), 1);
     }
 }

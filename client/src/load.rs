@@ -220,8 +220,7 @@ impl Loader {
     }
 
     fn scatter(&self, item: &LoadItem, stored: Coverage, bytes: &[u8]) -> Result<(), Reason> {
-        let blocks: Vec<_> = item.blocks.iter().map(|&block| Some(block)).collect();
-        self.copy.scatter(item.chunk.group, &blocks, stored, item.needed, bytes).map_err(|no| {
+        self.copy.scatter(item.chunk.group, &item.blocks, stored, item.needed, bytes).map_err(|no| {
             tracing::warn!(%no, chunk = %item.chunk, "blocks of a load do not fit the layout");
             Reason::Malformed
         })

@@ -63,12 +63,12 @@ impl Saver {
             return Err(Skip::TooLarge);
         }
         let mut slot = transport.staging().take(bytes)?;
-        let blocks: Vec<_> = job.blocks.iter().map(|&block| Some(block)).collect();
-        self.copy.gather(job.chunk.group, &blocks, job.coverage, slot.fill()).map_err(|no| {
+        self.copy.gather(job.chunk.group, &job.blocks, job.coverage, slot.fill()).map_err(|no| {
             tracing::warn!(%no, chunk = %job.chunk, "blocks of a store do not fit the layout");
             Skip::BadBlocks
         })?;
-        let gathered = Gathered { session: Arc::clone(&session), chunk: job.chunk, coverage: job.coverage, slot };
+        let gathered =
+            Gathered { session: Arc::clone(&session), chunk: job.chunk, coverage: job.coverage, slot };
         self.queue.push(gathered).map_err(|_| Skip::QueueFull)
     }
 
@@ -81,7 +81,9 @@ impl Saver {
                 bytes += next.slot.len();
                 // One batch is of one session.
                 let same = session.get_or_insert_with(|| Arc::clone(&next.session));
-                parts <= BATCH_PARTS.min(next.session.limits.max_batch_chunks) && bytes <= BATCH_BYTES && Arc::ptr_eq(same, &next.session)
+                parts <= BATCH_PARTS.min(next.session.limits.max_batch_chunks)
+                    && bytes <= BATCH_BYTES
+                    && Arc::ptr_eq(same, &next.session)
             };
             let Some(mut taken) = self.queue.take(fits) else { return };
             let batch = taken.items();

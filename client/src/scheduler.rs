@@ -3,7 +3,7 @@
 //! All calls come from one engine thread. The only one that waits is [`SchedulerSide::match_prefix`], and the
 //! matches of one step wait together for at most `lookup_wait`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
@@ -16,18 +16,14 @@ use crate::config::ClientConfig;
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::fuse::Fuse;
-use crate::hash::RequestInputs;
+use crate::hash::{RequestInputs, Uncacheable};
 use crate::lease::HeldLease;
-use crate::plan::{ChunkView, Finish, PlanConfig, Planner, StepInput, StepPlan};
+use crate::plan::{ChunkView, Finish, PlanConfig, PlanCounters, Planner, StepInput, StepPlan};
 use crate::session::Session;
 use crate::transport::calls::{ChunkAnswer, LookupAsk};
 
 /// How long an answer without a hit is believed while its request waits to be scheduled.
 const MISS_TTL: Duration = Duration::from_millis(500);
-
-/// Why a request can be neither looked up nor stored: one of its inputs has no content name (rule 9).
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Uncacheable(pub String);
 
 /// What the daemon holds of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +50,6 @@ struct State {
     /// `None` until the workers have described their layout.
     planned: Option<Planned>,
     requests: HashMap<String, Request>,
-    uncacheable: HashSet<String>,
     /// What is left of `lookup_wait` in this step.
     wait_left: Duration,
 }
@@ -114,8 +109,8 @@ impl SchedulerSide {
         if state.planned.as_ref().is_some_and(|planned| planned.descriptor == descriptor) {
             return Ok(());
         }
+        let planner = Planner::new(Arc::clone(&descriptor), self.plan.clone())?;
         let namespace = self.client.register(Arc::clone(&descriptor));
-        let planner = Planner::new(Arc::clone(&descriptor), self.plan.clone());
         state.requests.clear();
         state.planned = Some(Planned { planner, descriptor, namespace });
         Ok(())
@@ -123,22 +118,26 @@ impl SchedulerSide {
 
     /// A request came in. What makes it uncacheable is counted; it is then neither looked up nor stored.
     pub fn new_request(&self, id: &str, prompt_tokens: u64, inputs: Result<RequestInputs, Uncacheable>) {
-        self.guarded("new_request", || (), |state| {
-            self.client.tally().requests.one();
-            match (inputs, &mut state.planned) {
-                (Ok(inputs), Some(planned)) => {
-                    planned.planner.add_request(id, prompt_tokens, inputs);
-                    state.requests.insert(id.to_owned(), Request::default());
-                }
-                (Err(Uncacheable(why)), _) => {
-                    if state.uncacheable.insert(id.to_owned()) {
+        self.guarded(
+            "new_request",
+            || (),
+            |state| {
+                self.client.tally().requests.one();
+                // An id that comes again is another request.
+                state.requests.remove(id);
+                let Some(planned) = &mut state.planned else { return };
+                match inputs {
+                    Ok(inputs) => {
+                        planned.planner.add_request(id, prompt_tokens, &inputs);
+                        state.requests.insert(id.to_owned(), Request::default());
+                    }
+                    Err(why) => {
                         self.client.tally().uncacheable_requests.one();
-                        tracing::debug!(request = id, why, "not cached");
+                        tracing::debug!(request = id, %why, "not cached");
                     }
                 }
-                (Ok(_), None) => {}
-            }
-        });
+            },
+        );
     }
 
     /// How many tokens beyond `computed` the daemon holds for this request. `tokens` are all its tokens so far.
@@ -230,22 +229,26 @@ impl SchedulerSide {
 
     /// The engine has given the request its blocks and takes `external_tokens` of the match.
     pub fn allocated(&self, id: &str, blocks: &[Vec<u32>], external_tokens: u64) {
-        self.guarded("allocated", || (), |state| {
-            let State { planned: Some(planned), requests, .. } = state else { return };
-            let Some(request) = requests.get_mut(id) else { return };
-            planned.planner.allocated(id, blocks, external_tokens);
-            // Once for each admission, however often the engine asked before.
-            if let Some(asked) = request.asked_tokens.take() {
-                let tally = self.client.tally();
-                tally.queries.one();
-                tally.query_tokens.add(asked);
-                tally.hit_tokens.add(external_tokens.min(asked));
-            }
-            request.lookup = Lookup::None;
-            if external_tokens == 0 {
-                request.lease = None;
-            }
-        });
+        self.guarded(
+            "allocated",
+            || (),
+            |state| {
+                let State { planned: Some(planned), requests, .. } = state else { return };
+                let Some(request) = requests.get_mut(id) else { return };
+                planned.planner.allocated(id, blocks, external_tokens);
+                // Once for each admission, however often the engine asked before.
+                if let Some(asked) = request.asked_tokens.take() {
+                    let tally = self.client.tally();
+                    tally.queries.one();
+                    tally.query_tokens.add(asked);
+                    tally.hit_tokens.add(external_tokens.min(asked));
+                }
+                request.lookup = Lookup::None;
+                if external_tokens == 0 {
+                    request.lease = None;
+                }
+            },
+        );
     }
 
     /// Plans a step; the bytes go to every worker. Empty when there is nothing to do.
@@ -262,38 +265,49 @@ impl SchedulerSide {
 
     /// A request is over.
     pub fn finished(&self, id: &str, finish: Finish) {
-        self.guarded("finished", || (), |state| {
-            state.uncacheable.remove(id);
-            if state.requests.remove(id).is_some()
-                && let Some(planned) = &mut state.planned
-            {
-                planned.planner.finished(id, finish);
-            }
-        });
+        self.guarded(
+            "finished",
+            || (),
+            |state| {
+                if state.requests.remove(id).is_some()
+                    && let Some(planned) = &mut state.planned
+                {
+                    planned.planner.finished(id, &finish);
+                }
+            },
+        );
     }
 
     /// The workers are done with these requests' loads: their leases are given back.
     pub fn loads_finished(&self, ids: &[String]) {
-        self.guarded("loads_finished", || (), |state| {
-            for id in ids {
-                if let Some(request) = state.requests.get_mut(id) {
-                    request.lease = None;
+        self.guarded(
+            "loads_finished",
+            || (),
+            |state| {
+                for id in ids {
+                    if let Some(request) = state.requests.get_mut(id) {
+                        request.lease = None;
+                    }
                 }
-            }
-        });
+            },
+        );
     }
 
     /// Forgets everything stored in this namespace, here and at the daemon. False: the daemon could not be
     /// reached in time, and what it stored may still be found.
     pub fn reset(&self) -> bool {
-        let namespace = self.guarded("reset", || None, |state| {
-            for request in state.requests.values_mut() {
-                *request = Request::default();
-            }
-            let planned = state.planned.as_mut()?;
-            planned.planner.reset();
-            Some(planned.namespace)
-        });
+        let namespace = self.guarded(
+            "reset",
+            || None,
+            |state| {
+                for request in state.requests.values_mut() {
+                    *request = Request::default();
+                }
+                let planned = state.planned.as_mut()?;
+                planned.planner.reset();
+                Some(planned.namespace)
+            },
+        );
         // Outside the lock: it may take its whole deadline.
         let Some(namespace) = namespace else { return !self.fuse.is_blown() };
         match self.client.reset(namespace) {
@@ -311,6 +325,13 @@ impl SchedulerSide {
     /// Waits until a session is up, for programs that want to begin warm.
     pub fn wait_until_up(&self, limit: Duration) -> bool {
         self.client.wait_until_up(limit)
+    }
+
+    /// What was planned and what could not be.
+    pub fn plan_counters(&self) -> PlanCounters {
+        self.guarded("plan_counters", PlanCounters::default, |state| {
+            state.planned.as_ref().map(|planned| planned.planner.counters()).unwrap_or_default()
+        })
     }
 
     /// This moment's numbers.

@@ -202,15 +202,6 @@ impl Calls {
         let reservations: Vec<_> = asks.iter().map(|ask| ask.reservation).collect();
         store_outcomes(&reservations, &answer.outcomes)
     }
-
-    /// Gives reservations back.
-    pub(crate) async fn abort(&self, reservations: &[ReservationId]) -> Result<(), Refusal> {
-        let request = v1::AbortRequest {
-            session_id: self.session_bytes(),
-            reservation_ids: reservations.iter().map(|r| r.get()).collect(),
-        };
-        self.store().abort(request).await.map(|_| ()).map_err(refusal)
-    }
 }
 
 /// A client with the message limits both sides agreed on.
