@@ -14,5 +14,6 @@ pub(super) fn read(path: &Path) -> Result<Settings, ConfigError> {
 }
 
 pub(super) fn parse(path: &Path, text: &str) -> Result<Settings, ConfigError> {
-    toml::from_str(text).map_err(|source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) })
+    toml::from_str(text)
+        .map_err(|source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) })
 }

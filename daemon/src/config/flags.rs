@@ -100,7 +100,12 @@ pub(super) struct ArenaSettings {
     pub(super) path: Option<PathBuf>,
     /// Touch every page in the background after the start; ready once done. A first touch is many times slower than
     /// a later one.
-    #[arg(id = "arena-prefault", long = "arena-prefault", value_name = "true|false", env = "TENDERD_ARENA_PREFAULT")]
+    #[arg(
+        id = "arena-prefault",
+        long = "arena-prefault",
+        value_name = "true|false",
+        env = "TENDERD_ARENA_PREFAULT"
+    )]
     pub(super) prefault: Option<bool>,
     /// Leave the file when the daemon ends.
     #[arg(id = "arena-keep", long = "arena-keep", value_name = "true|false", env = "TENDERD_ARENA_KEEP")]
@@ -291,7 +296,9 @@ impl FromStr for Span {
     type Err = Unreadable;
     fn from_str(text: &str) -> Result<Self, Unreadable> {
         let parsed = humantime::parse_duration(text);
-        parsed.map(Self).map_err(|_| unreadable(text, "write a time with its unit, for example 500ms, 30s or 2m"))
+        parsed
+            .map(Self)
+            .map_err(|_| unreadable(text, "write a time with its unit, for example 500ms, 30s or 2m"))
     }
 }
 

@@ -120,7 +120,8 @@ pub enum ConfigError {
 impl Default for Config {
     /// With every setting at its default.
     fn default() -> Self {
-        Self::check(Settings::default()).unwrap_or_else(|error| unreachable!("the defaults fit together: {error}"))
+        Self::check(Settings::default())
+            .unwrap_or_else(|error| unreachable!("the defaults fit together: {error}"))
     }
 }
 
@@ -139,21 +140,37 @@ impl Config {
     }
 
     fn check(settings: Settings) -> Result<Self, ConfigError> {
-        let Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, worker_threads, .. } =
-            settings.clone();
+        let Settings {
+            name, listen, socket_mode, admin, drain_grace, exit_when_unused, worker_threads, ..
+        } = settings.clone();
         let name = name.unwrap_or_else(|| defaults::NAME.into());
-        if name.is_empty() || name.len() > 64 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
-            return Err(unusable("name", name.escape_debug(), "use 1 to 64 letters, digits, dots, dashes, underscores"));
+        if name.is_empty()
+            || name.len() > 64
+            || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        {
+            return Err(unusable(
+                "name",
+                name.escape_debug(),
+                "use 1 to 64 letters, digits, dots, dashes, underscores",
+            ));
         }
         let max_frame = settings.limits.max_frame.map_or(FRAME_PAYLOAD_BYTES as u64, |size| size.as_u64());
         let max_frame_bytes = usize::try_from(max_frame).unwrap_or(usize::MAX);
         if !(1..=FRAME_PAYLOAD_BYTES).contains(&max_frame_bytes) {
-            return Err(unusable("max-frame", ByteSize(max_frame), format!("use 1 B to {}", ByteSize(FRAME_PAYLOAD_BYTES as u64))));
+            return Err(unusable(
+                "max-frame",
+                ByteSize(max_frame),
+                format!("use 1 B to {}", ByteSize(FRAME_PAYLOAD_BYTES as u64)),
+            ));
         }
         let calls = settings.limits.max_calls_per_connection;
         let level = settings.log.level.clone().unwrap_or_else(|| defaults::LOG_LEVEL.into());
         if level.parse::<tracing_subscriber::EnvFilter>().is_err() {
-            return Err(unusable("log-level", level, "use error, warn, info, debug, trace, or module=level, separated by commas"));
+            return Err(unusable(
+                "log-level",
+                level,
+                "use error, warn, info, debug, trace, or module=level, separated by commas",
+            ));
         }
         Ok(Self {
             listen: listen_on(listen)?,
@@ -161,7 +178,10 @@ impl Config {
             admin,
             drain_grace: drain_grace.unwrap_or(defaults::DRAIN_GRACE).0,
             exit_when_unused: exit_when_unused.map(|span| span.0),
-            worker_threads: at_least_one("worker-threads", worker_threads.unwrap_or_else(worker_threads_of_host))?,
+            worker_threads: at_least_one(
+                "worker-threads",
+                worker_threads.unwrap_or_else(worker_threads_of_host),
+            )?,
             max_frame_bytes,
             max_calls_per_connection: at_least_one(
                 "max-calls-per-connection",
@@ -200,8 +220,14 @@ fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> 
         max_part_bytes: limits.max_part.unwrap_or(defaults::MAX_PART).as_u64(),
         max_staging_bytes: limits.max_staging.unwrap_or(defaults::MAX_STAGING).as_u64(),
         max_total_staging_bytes: limits.max_total_staging.unwrap_or(defaults::MAX_TOTAL_STAGING).as_u64(),
-        max_batch_chunks: at_least_one("max-batch-chunks", limits.max_batch_chunks.unwrap_or(MAX_BATCH_CHUNKS))?,
-        max_namespaces: at_least_one("max-namespaces", limits.max_namespaces.unwrap_or(defaults::MAX_NAMESPACES))?,
+        max_batch_chunks: at_least_one(
+            "max-batch-chunks",
+            limits.max_batch_chunks.unwrap_or(MAX_BATCH_CHUNKS),
+        )?,
+        max_namespaces: at_least_one(
+            "max-namespaces",
+            limits.max_namespaces.unwrap_or(defaults::MAX_NAMESPACES),
+        )?,
     };
     fits_together(&config)?;
     Ok(config)
@@ -213,7 +239,8 @@ fn fits_together(config: &EngineConfig) -> Result<(), ConfigError> {
         return Err(unusable("arena-path", config.arena.place.display(), "give an absolute path"));
     }
     if config.default_lease.is_zero() || config.default_lease > config.max_lease {
-        let advice = format!("must be more than 0 and at most --lease-max, which is {}", span(config.max_lease));
+        let advice =
+            format!("must be more than 0 and at most --lease-max, which is {}", span(config.max_lease));
         return Err(unusable("lease-default", span(config.default_lease), advice));
     }
     if config.reservation.is_zero() {
@@ -226,11 +253,19 @@ fn fits_together(config: &EngineConfig) -> Result<(), ConfigError> {
         ("max-staging", config.max_staging_bytes, config.max_total_staging_bytes),
     ] {
         if bytes == 0 || bytes > most {
-            return Err(unusable(flag, ByteSize(bytes), format!("must be more than 0 and at most {}", ByteSize(most))));
+            return Err(unusable(
+                flag,
+                ByteSize(bytes),
+                format!("must be more than 0 and at most {}", ByteSize(most)),
+            ));
         }
     }
     if config.max_batch_chunks > MAX_BATCH_CHUNKS {
-        return Err(unusable("max-batch-chunks", config.max_batch_chunks, format!("must be at most {MAX_BATCH_CHUNKS}")));
+        return Err(unusable(
+            "max-batch-chunks",
+            config.max_batch_chunks,
+            format!("must be at most {MAX_BATCH_CHUNKS}"),
+        ));
     }
     Ok(())
 }

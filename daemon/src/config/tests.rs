@@ -1,0 +1,171 @@
+//! Precedence, checks, and that nothing is said twice.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::*;
+
+fn load(args: &[&str]) -> Result<Config, ConfigError> {
+    Config::load(std::iter::once("tenderd").chain(args.iter().copied()).map(OsString::from))
+}
+
+fn toml(text: &str) -> Result<Config, ConfigError> {
+    Config::from_toml(Path::new("/etc/tenderd.toml"), text)
+}
+
+#[test]
+fn nothing_given_is_the_defaults() {
+    let config = load(&[]).unwrap();
+    assert_eq!(config, Config::default());
+    assert_eq!(config.listen, [Listen::Unix("/run/tender/tenderd.sock".into())]);
+    assert_eq!(config.engine.arena.place, Path::new("/dev/shm/tender-default.arena"));
+    assert_eq!((config.engine.arena.bytes, config.socket_mode, config.admin), (1 << 30, 0o600, None));
+}
+
+#[test]
+fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenderd.toml");
+    std::fs::write(&file, "name = \"filed\"\n[arena]\nsize = \"2GiB\"\n[lease]\nmax = \"90s\"\n").unwrap();
+    let config = load(&["--config", file.to_str().unwrap(), "--arena-size", "3GiB"]).unwrap();
+    assert_eq!(config.engine.arena.bytes, 3 << 30);
+    assert_eq!(config.name, "filed");
+    assert_eq!(config.engine.arena.place, Path::new("/dev/shm/tender-filed.arena"));
+    assert_eq!(config.engine.max_lease, Duration::from_secs(90));
+    assert_eq!(config.engine.default_lease, Config::default().engine.default_lease);
+}
+
+#[test]
+fn flags_add_up_to_a_whole_configuration() {
+    let config = load(&[
+        "--listen",
+        "unix:/tmp/a.sock",
+        "--listen",
+        "tcp:127.0.0.1:0",
+        "--listen",
+        "tcp://[::1]:7070",
+        "--socket-mode",
+        "0660",
+        "--admin",
+        "127.0.0.1:0",
+        "--exit-when-unused",
+        "1m",
+        "--arena-prefault",
+        "false",
+        "--max-inflight",
+        "256MiB",
+        "--max-frame",
+        "64KiB",
+        "--log-format",
+        "json",
+        "--log-level",
+        "info,h2=warn",
+    ])
+    .unwrap();
+    let listen: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
+    assert_eq!(listen, ["unix:/tmp/a.sock", "tcp://127.0.0.1:0", "tcp://[::1]:7070"]);
+    assert_eq!((config.socket_mode, config.max_frame_bytes), (0o660, 64 << 10));
+    assert_eq!(config.exit_when_unused, Some(Duration::from_secs(60)));
+    assert_eq!(config.engine.max_inflight_bytes, 256 << 20);
+    assert_eq!(config.engine.max_session_inflight_bytes, 128 << 20, "a share of what was chosen");
+    assert!(!config.engine.arena.prefault);
+    assert_eq!(config.log_format, LogFormat::Json);
+}
+
+#[test]
+fn an_error_in_the_file_names_the_file_the_line_and_the_key() {
+    let cases = [
+        ("name = \"a\"\n[arena]\nbytess = 1\n", "line 3", "bytess"),
+        ("[arena]\nsize = \"many\"\n", "line 2", "size"),
+        ("[lease]\n\ndefault = \"10 parsecs\"\n", "line 3", "default"),
+        ("listen = [\"http://x\"]\n", "line 1", "unix:PATH"),
+        ("socket_mode = \"999\"\n", "line 1", "octal"),
+        ("[limits]\nmax_sessions = -1\n", "line 2", "max_sessions"),
+        ("[arena\n", "line 1", "arena"),
+        ("[secrets]\n", "line 1", "secrets"),
+    ];
+    for (text, line, key) in cases {
+        let error = toml(text).unwrap_err().to_string();
+        for part in ["/etc/tenderd.toml", line, key] {
+            assert!(error.contains(part), "'{part}' is not in: {error}");
+        }
+    }
+    let missing = load(&["--config", "/nonexistent/tenderd.toml"]).unwrap_err().to_string();
+    assert!(missing.contains("/nonexistent/tenderd.toml"), "{missing}");
+}
+
+#[test]
+fn values_that_cannot_work_are_refused_with_their_flag() {
+    let cases: &[(&[&str], &str)] = &[
+        (&["--name", "a/b"], "--name"),
+        (&["--name", ""], "--name"),
+        (&["--listen", "unix:relative.sock"], "--listen"),
+        (&["--listen", "unix:/a", "--listen", "unix:/a"], "--listen"),
+        (&["--arena-path", "arena"], "--arena-path"),
+        (&["--lease-default", "2m"], "--lease-default"),
+        (&["--lease-default", "0s"], "--lease-default"),
+        (&["--reservation-time", "0s"], "--reservation-time"),
+        (&["--max-inflight", "0"], "--max-inflight"),
+        (&["--max-session-inflight", "2GiB"], "--max-session-inflight"),
+        (&["--max-part", "5GiB"], "--max-part"),
+        (&["--max-staging", "8GiB"], "--max-staging"),
+        (&["--max-batch-chunks", "200000"], "--max-batch-chunks"),
+        (&["--max-frame", "2MiB"], "--max-frame"),
+        (&["--max-sessions", "0"], "--max-sessions"),
+        (&["--worker-threads", "0"], "--worker-threads"),
+        (&["--log-level", "a=b=c"], "--log-level"),
+    ];
+    for (args, flag) in cases {
+        match load(args) {
+            Err(error @ ConfigError::Unusable { .. }) => {
+                assert!(error.to_string().contains(flag), "{args:?}: {error}")
+            }
+            other => panic!("{args:?}: {other:?}"),
+        }
+    }
+    for args in [&["--arena-size", "lots"][..], &["--listen", "ftp://x"], &["--arena-siz", "1"], &["stray"]] {
+        assert!(matches!(load(args), Err(ConfigError::Flags(_))), "{args:?}");
+    }
+}
+
+#[test]
+fn a_socket_path_leaves_room_for_the_descriptor_socket() {
+    let longest = format!("unix:/{}", "a".repeat(103));
+    assert!(load(&["--listen", &longest]).is_ok());
+    assert!(load(&["--listen", &format!("{longest}a")]).is_err());
+}
+
+#[test]
+fn every_setting_says_its_default_and_has_a_variable() {
+    for arg in command()
+        .get_arguments()
+        .filter(|arg| !["help", "version", "config"].contains(&arg.get_id().as_str()))
+    {
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let long = arg.get_long().unwrap();
+        assert!(help.contains("[default: "), "--{long} does not say its default: {help}");
+        let variable = format!("TENDERD_{}", long.replace('-', "_").to_uppercase());
+        assert_eq!(arg.get_env().unwrap(), variable.as_str(), "--{long}");
+    }
+}
+
+#[test]
+fn examples_are_read() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples");
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(path.extension().unwrap(), "toml", "{}", path.display());
+        let text = std::fs::read_to_string(&path).unwrap();
+        Config::from_toml(&path, &text).unwrap_or_else(|error| panic!("{error}"));
+        names.insert(path.file_stem().unwrap().to_string_lossy().into_owned());
+    }
+    assert_eq!(names.into_iter().collect::<Vec<_>>(), ["node", "sidecar"]);
+}
+
+proptest::proptest! {
+    #[test]
+    fn whatever_is_written_in_a_file_never_panics(text in "[a-z_\\[\\]=\" 0-9\n.:/-]{0,200}") {
+        let _ = toml(&text);
+    }
+}
