@@ -10,7 +10,12 @@ use tender_proto::Refusal;
 
 create_exception!(tender_kv, TenderError, PyException, "Something of Tender could not be started or asked.");
 create_exception!(tender_kv, ConfigError, TenderError, "A value of the configuration cannot be used.");
-create_exception!(tender_kv, LayoutError, TenderError, "A KV cache layout was not proved to be safe to copy.");
+create_exception!(
+    tender_kv,
+    LayoutError,
+    TenderError,
+    "A KV cache layout was not proved to be safe to copy."
+);
 create_exception!(
     tender_kv,
     RefusedError,

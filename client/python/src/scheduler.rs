@@ -2,8 +2,9 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use tender_client::hash::Uncacheable;
 use tender_client::plan::{BlockUpdate, Finish, PlanConfig, ScheduledRequest, StepInput};
-use tender_client::{Match, SchedulerSide, Uncacheable};
+use tender_client::{Match, SchedulerSide};
 
 use crate::descriptor;
 use crate::error::{ConfigError, client_error};
@@ -52,13 +53,13 @@ impl Scheduler {
         media: Vec<Media>,
     ) -> PyResult<()> {
         let inputs = inputs::parse(named, media)?;
-        py.detach(|| self.0.new_request(id, prompt_tokens, Ok(inputs)));
+        py.detach(|| self.0.new_request(id, prompt_tokens, inputs));
         Ok(())
     }
 
     /// A request with an input that has none: counted, and neither looked up nor stored.
     fn new_uncacheable_request(&self, py: Python<'_>, id: &str, prompt_tokens: u64, why: String) {
-        py.detach(|| self.0.new_request(id, prompt_tokens, Err(Uncacheable(why))));
+        py.detach(|| self.0.new_request(id, prompt_tokens, Err(Uncacheable::Unnamed { what: why })));
     }
 
     /// Tokens beyond `computed` that the daemon holds; None: ask again later.
@@ -128,7 +129,9 @@ impl Scheduler {
     }
 }
 
-fn scheduled((id, computed_tokens, scheduled_tokens, new_tokens, blocks, replace): Scheduled) -> ScheduledRequest {
+fn scheduled(
+    (id, computed_tokens, scheduled_tokens, new_tokens, blocks, replace): Scheduled,
+) -> ScheduledRequest {
     let blocks = if replace { BlockUpdate::Replace(blocks) } else { BlockUpdate::Append(blocks) };
     ScheduledRequest { id, computed_tokens, scheduled_tokens, new_tokens, blocks }
 }

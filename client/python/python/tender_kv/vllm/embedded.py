@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import logging
 import os
-from pathlib import Path
 import shutil
 import socket
 import stat
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 logger = logging.getLogger("vllm.tender_kv")
 

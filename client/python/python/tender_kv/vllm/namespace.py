@@ -89,9 +89,7 @@ def _snapshot(model: ModelConfig, load: Any) -> Path:
         from huggingface_hub import snapshot_download
 
         return Path(
-            snapshot_download(
-                model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True
-            )
+            snapshot_download(model.model, revision=model.revision, cache_dir=load.download_dir, local_files_only=True)
         )
     except Exception as error:
         raise Undeterminable(f"the files of the model {model.model!r} are not found on this host ({error})") from error

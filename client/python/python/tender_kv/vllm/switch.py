@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 # A child of vLLM's logger, so that its format and level apply.

@@ -65,8 +65,7 @@ def _describe(name: str, tensor: Any, pool_blocks: int) -> Layer:
         raise Unsupported(f"layer {name} has shape {shape}, which is not led by the pool's {pool_blocks} blocks")
     letters = _AXES.get(len(shape) - 1, _OTHER_AXES)
     axes = [
-        (letter, count, stride * cell)
-        for letter, count, stride in zip(letters, shape[1:], strides[1:], strict=False)
+        (letter, count, stride * cell) for letter, count, stride in zip(letters, shape[1:], strides[1:], strict=False)
     ]
     if len(axes) != len(shape) - 1:
         raise Unsupported(f"layer {name} has shape {shape}; so many axes are not supported")

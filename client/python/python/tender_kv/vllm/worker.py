@@ -98,7 +98,10 @@ class WorkerSide:
         self._handshake = TenderHandshake(descriptor=descriptor)
         logger.info(
             "Tender caches %d layers in chunks of %d x %d tokens, namespace %s",
-            len(described), identity.blocks_per_chunk, identity.tokens_per_block, digest[:16],
+            len(described),
+            identity.blocks_per_chunk,
+            identity.tokens_per_block,
+            digest[:16],
         )
 
     def handshake(self) -> TenderHandshake:

@@ -1,0 +1,64 @@
+"""What a user writes into `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tender_kv import ConfigError
+from tender_kv.vllm.config import Settings
+
+
+def test_nothing_is_a_private_daemon_with_defaults():
+    settings = Settings.parse({})
+    assert settings.address is None
+    assert settings.chunk_blocks(16) == 16
+    assert settings.chunk_blocks(1) == 64
+    assert settings.chunk_blocks(1024) == 1
+    assert json.loads(settings.plan_json()) == {}
+
+
+def test_client_keys_are_handed_on_as_they_are():
+    settings = Settings.parse(
+        {"address": "tcp://h:1", "transport": "grpc", "load_deadline": "30s", "prompt_only": True}
+    )
+    assert json.loads(settings.client_json("tcp://h:1", "n")) == {
+        "address": "tcp://h:1",
+        "client_name": "n",
+        "transport": "grpc",
+        "load_deadline": "30s",
+    }
+    assert json.loads(settings.plan_json()) == {"prompt_only": True}
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"adress": "unix:/a"}, "did you mean 'address'"),
+        ({"zzz": 1}, "the keys are"),
+        ({"client_name": "me"}, "no key 'client_name'"),
+        ({"address": 7}, "'address' cannot be 7"),
+        ({"address": "nowhere"}, "unix:/path"),
+        ({"address": "unix:/a", "arena_bytes": "1 GiB"}, "private daemon"),
+        ({"tokens_per_chunk": 64, "blocks_per_chunk": 2}, "not both"),
+        ({"blocks_per_chunk": 0}, "at least 1"),
+        ({"blocks_per_chunk": True}, "cannot be True"),
+        ({"load_deadline": "0s"}, "load_deadline"),
+        ({"transport": "pigeon"}, "pigeon"),
+        ({"max_store_tokens": -1}, "max_store_tokens|-1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_sentence(extra, words):
+    with pytest.raises(ConfigError, match=words):
+        Settings.parse(extra)
+
+
+@pytest.mark.parametrize(("extra", "block"), [({"tokens_per_chunk": 100}, 16), ({"blocks_per_chunk": 65}, 16)])
+def test_a_chunk_that_does_not_fit_the_blocks_is_refused(extra, block):
+    with pytest.raises(ConfigError):
+        Settings.parse(extra).chunk_blocks(block)
+
+
+def test_chunks_in_tokens_are_exact():
+    assert Settings.parse({"tokens_per_chunk": 96}).chunk_blocks(32) == 3

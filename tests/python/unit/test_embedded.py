@@ -1,0 +1,93 @@
+"""The private daemon: started by the first, shared, ended by the last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tender_kv import _native
+from tender_kv.vllm import embedded
+from tender_kv.vllm.embedded import NoDaemon, PrivateDaemon
+
+ARENA = "64MiB"
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """An engine's id; its daemon lives below this test's folder."""
+    monkeypatch.setattr(embedded.tempfile, "gettempdir", lambda: str(tmp_path))
+    return str(uuid.uuid4())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def daemon_pid(daemon: PrivateDaemon) -> int:
+    return int((daemon.folder / "pid").read_text())
+
+
+def test_both_sides_of_a_process_share_one_and_the_last_ends_it(engine):
+    first = embedded.acquire(engine, ARENA)
+    pid = daemon_pid(first)
+    assert embedded.acquire(engine, ARENA) is first
+    assert _native.run_tool(["tender", "--address", first.address, "ping"]) == 0
+    embedded.release(engine)
+    assert runs(pid)
+    embedded.release(engine)
+    assert not runs(pid)
+    assert not first.folder.exists()
+    assert not first._arena.exists()
+
+
+def test_another_process_finds_it_and_it_outlives_its_starter(engine, tmp_path):
+    program = (
+        "import sys; from tender_kv.vllm import embedded; embedded.tempfile.tempdir = sys.argv[1]\n"
+        "embedded.acquire(sys.argv[2], sys.argv[3]); print('up', flush=True); sys.stdin.read(); embedded.release(sys.argv[2])"
+    )
+    arguments = [sys.executable, "-c", program, str(tmp_path), engine, ARENA]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout.readline() == "up\n"
+        daemon = embedded.acquire(engine, ARENA)
+        pid = daemon_pid(daemon)
+        starter.stdin.close()
+    assert runs(pid)
+    embedded.release(engine)
+    deadline = time.monotonic() + 10
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(pid)
+
+
+def test_one_that_died_is_started_anew_by_the_next_engine_process(engine):
+    daemon = embedded.acquire(engine, ARENA)
+    os.kill(daemon_pid(daemon), signal.SIGKILL)
+    daemon._child.wait()
+    other = PrivateDaemon(engine)
+    other.join(ARENA)
+    assert daemon_pid(other) != daemon._child.pid
+    embedded.release(engine)
+    other.leave()
+
+
+def test_a_place_that_is_not_private_is_refused(engine, tmp_path):
+    daemon = PrivateDaemon(engine)
+    daemon.folder.mkdir(mode=0o755)
+    os.chmod(daemon.folder, 0o755)
+    with pytest.raises(NoDaemon, match="not a private folder"):
+        daemon.join(ARENA)
+
+
+def test_a_daemon_that_cannot_start_says_why(engine):
+    with pytest.raises(NoDaemon, match="tenderd ended with"):
+        embedded.acquire(engine, "1000TiB")
