@@ -1,1 +1,21 @@
-//! tests
+//! What whole-system tests share. The suites are in `tests/`, one contract a file; the cases of the field
+//! reports are in the `field_*.rs` files, each as a test named after its case.
+//!
+//! * [`daemon`]: a real daemon, inside the test's process (so that its engine can be recounted) or as a child
+//!   process (so that it can be killed); and other clients as child processes.
+//! * [`raw`], [`attach`]: a client that says exactly what it is told, over gRPC and over shared memory.
+//! * [`model`]: an engine with paged memory on the real client, which checks every slot attention would read.
+//! * [`proxy`]: a network that breaks on demand.
+//! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
+//! * [`conserve`]: nothing lost, nothing leaked.
+
+pub mod attach;
+pub mod conserve;
+pub mod daemon;
+pub mod fixture;
+pub mod keys;
+pub mod model;
+pub mod pattern;
+pub mod proxy;
+pub mod raw;
+mod stream;

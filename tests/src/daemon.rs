@@ -1,0 +1,348 @@
+//! Real daemons for tests: one inside the test's process, whose engine can be recounted, and one as a child
+//! process, which can be killed. Each has its own directory, sockets and arena.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tender_client::{Address, ClientConfig, TransportChoice};
+use tender_daemon::app::RunningApp;
+use tender_daemon::config::{Config, HostPort, Listen};
+use tender_daemon::engine::Engine;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+use crate::raw::{RawClient, Target};
+
+/// Block size at which a chunk of [`fixture::small`] fills one slot of [`Setup::slots`] exactly.
+pub const SLOT_BLOCK_BYTES: u64 = 16 << 10;
+
+/// Generous: a debug build on a busy machine.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What tests choose about a daemon; everything else is its default.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Bytes for chunks.
+    pub arena_bytes: u64,
+    /// A lease's time where none is asked for.
+    pub default_lease: Duration,
+    /// Longer wishes are cut to it.
+    pub max_lease: Duration,
+    /// Time from the first reservation of a chunk to READY.
+    pub reservation: Duration,
+    /// Sessions at one time.
+    pub max_sessions: usize,
+    /// Namespaces at one time.
+    pub max_namespaces: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            arena_bytes: 64 << 20,
+            default_lease: Duration::from_secs(30),
+            max_lease: Duration::from_secs(60),
+            reservation: Duration::from_secs(30),
+            max_sessions: 4096,
+            max_namespaces: 4096,
+        }
+    }
+}
+
+impl Setup {
+    /// Room for exactly this many chunks of `fixture::small(_, SLOT_BLOCK_BYTES)`.
+    pub fn slots(count: u64) -> Self {
+        Self { arena_bytes: count * 4 * SLOT_BLOCK_BYTES, ..Self::default() }
+    }
+
+    fn config(&self, dir: &Path) -> Config {
+        let any_port: HostPort = "127.0.0.1:0".parse().expect("a place to listen");
+        let mut config = Config {
+            listen: vec![Listen::Unix(dir.join("tenderd.sock")), Listen::Tcp(any_port.clone())],
+            admin: Some(any_port),
+            drain_grace: Duration::from_secs(2),
+            ..Config::default()
+        };
+        let engine = &mut config.engine;
+        engine.arena.place = dir.join("arena");
+        engine.arena.bytes = self.arena_bytes;
+        engine.arena.prefault = false;
+        engine.default_lease = self.default_lease;
+        engine.max_lease = self.max_lease;
+        engine.reservation = self.reservation;
+        engine.max_sessions = self.max_sessions;
+        engine.max_namespaces = self.max_namespaces;
+        config
+    }
+}
+
+/// A daemon in this process.
+#[derive(Debug)]
+pub struct Daemon {
+    app: RunningApp,
+    socket: PathBuf,
+    tcp: String,
+    admin: SocketAddr,
+    // Removed last.
+    _dir: TempDir,
+}
+
+impl Daemon {
+    /// Starts one and waits until it is ready.
+    pub async fn start(setup: Setup) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory on tmpfs");
+        let config = setup.config(dir.path());
+        let app = RunningApp::start(config).await.expect("the daemon starts");
+        let mut phase = app.phase();
+        phase.wait_for(|phase| phase.is_ready()).await.expect("it becomes ready");
+        let tcp = app.addresses().iter().find_map(|place| match place {
+            Listen::Tcp(address) => Some(address.to_string()),
+            Listen::Unix(_) => None,
+        });
+        Self {
+            socket: dir.path().join("tenderd.sock"),
+            tcp: tcp.expect("a port"),
+            admin: app.admin_address().expect("an admin port"),
+            app,
+            _dir: dir,
+        }
+    }
+    /// Its engine, to recount.
+    pub fn engine(&self) -> &Engine {
+        self.app.engine()
+    }
+    /// The gRPC socket's path.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+    /// The Unix socket as a target.
+    pub fn unix(&self) -> Target {
+        Target::Unix(self.socket.clone())
+    }
+    /// The TCP port as a target.
+    pub fn tcp(&self) -> Target {
+        Target::Tcp(self.tcp.clone())
+    }
+    /// Where health and metrics are served.
+    pub fn admin(&self) -> &SocketAddr {
+        &self.admin
+    }
+    /// A client over the Unix socket.
+    pub async fn client(&self) -> RawClient {
+        RawClient::connect(&self.unix()).await.expect("a connection")
+    }
+    /// A client over TCP.
+    pub async fn tcp_client(&self) -> RawClient {
+        RawClient::connect(&self.tcp()).await.expect("a connection")
+    }
+    /// A client with windows so small that the daemon cannot send a chunk ahead.
+    pub async fn slow_client(&self) -> RawClient {
+        RawClient::connect_with(&self.unix(), 16 << 10, 64 << 10).await.expect("a connection")
+    }
+    /// A real client's configuration for this daemon.
+    pub fn client_config(&self, transport: TransportChoice) -> ClientConfig {
+        client_config(Address::Unix(self.socket.clone()), transport)
+    }
+    /// Stops it as SIGTERM would.
+    pub async fn stop(self) {
+        self.app.shutdown().await;
+    }
+}
+
+/// A real client's configuration with patience for a slow machine.
+pub fn client_config(address: Address, transport: TransportChoice) -> ClientConfig {
+    ClientConfig {
+        transport,
+        staging_bytes: bytesize::ByteSize::mib(8),
+        reconnect_min: Duration::from_millis(20),
+        reconnect_max: Duration::from_millis(200),
+        lookup_wait: Duration::from_secs(5),
+        lookup_deadline: Duration::from_secs(5),
+        client_name: "tests".into(),
+        ..ClientConfig::new(address)
+    }
+}
+
+/// The status of a GET on the admin port, or 0 when nobody answers.
+pub async fn http_status(admin: &SocketAddr, path: &str) -> u16 {
+    http_get(admin, path).await.map_or(0, |(status, _)| status)
+}
+
+/// Status and body of a GET on the admin port.
+pub async fn http_get(admin: &SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(admin).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: tenderd\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    Ok((status, body.to_owned()))
+}
+
+/// The program `tenderd`, built once if it is not there.
+pub fn tenderd() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("the test's own path");
+        // target/PROFILE/deps/TEST, or target/PROFILE/BIN.
+        let mut profile = test.parent().expect("a folder");
+        if profile.ends_with("deps") {
+            profile = profile.parent().expect("a profile's folder");
+        }
+        let release = profile.ends_with("release");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "-p", "tender-daemon", "--bin", "tenderd"]);
+        if release {
+            build.arg("--release");
+        }
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+        let target = profile.parent().expect("a target folder");
+        let status = build.arg("--target-dir").arg(target).current_dir(workspace).status();
+        assert!(status.expect("cargo runs").success(), "tenderd does not build");
+        profile.join("tenderd")
+    })
+}
+
+/// A daemon in a process of its own. It is killed when dropped.
+#[derive(Debug)]
+pub struct ChildDaemon {
+    setup: Setup,
+    dir: TempDir,
+    process: std::process::Child,
+}
+
+impl ChildDaemon {
+    /// Starts one and waits until it answers.
+    pub async fn start(setup: Setup) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory on tmpfs");
+        let process = Self::spawn(&setup, dir.path());
+        let daemon = Self { setup, dir, process };
+        daemon.wait_until_ready().await;
+        daemon
+    }
+    /// Runs `tenderd` that should not come up, with this configuration file, until it ends.
+    pub fn run_to_end(dir: &Path, arena: &Path, arena_bytes: u64, config_file: &str) -> Output {
+        let file = dir.join("tenderd.toml");
+        std::fs::write(&file, config_file).expect("a file");
+        let mut command = Self::command(dir);
+        command.arg("--arena-path").arg(arena).arg("--config").arg(&file);
+        command.arg("--arena-bytes").arg(arena_bytes.to_string());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("tenderd runs");
+        let give_up = Instant::now() + START_DEADLINE;
+        while child.try_wait().expect("a child").is_none() {
+            if Instant::now() > give_up {
+                child.kill().expect("our own child");
+                panic!("tenderd came up instead of refusing");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child.wait_with_output().expect("its output")
+    }
+    /// SIGKILL: no destructor, no farewell.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("our own child");
+        self.process.wait().expect("our own child");
+    }
+    /// The same sockets and arena again.
+    pub async fn restart(&mut self) {
+        self.process = Self::spawn(&self.setup, self.dir.path());
+        self.wait_until_ready().await;
+    }
+    /// The gRPC socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join("tenderd.sock")
+    }
+    /// Everything that lies beside the sockets.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+    /// A client over the Unix socket.
+    pub async fn client(&self) -> RawClient {
+        RawClient::connect(&Target::Unix(self.socket())).await.expect("a connection")
+    }
+    /// A real client's configuration for this daemon.
+    pub fn client_config(&self, transport: TransportChoice) -> ClientConfig {
+        client_config(Address::Unix(self.socket()), transport)
+    }
+
+    fn command(dir: &Path) -> Command {
+        let mut command = Command::new(tenderd());
+        command.arg("--listen").arg(format!("unix:{}", dir.join("tenderd.sock").display()));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TENDERD_") {
+                command.env_remove(name);
+            }
+        }
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn spawn(setup: &Setup, dir: &Path) -> std::process::Child {
+        let millis = |time: Duration| format!("{}ms", time.as_millis());
+        Self::command(dir)
+            .arg("--arena-path")
+            .arg(dir.join("arena"))
+            .args(["--arena-bytes", &setup.arena_bytes.to_string(), "--prefault", "false", "--log", "warn"])
+            .args(["--lease", &millis(setup.default_lease), "--max-lease", &millis(setup.max_lease)])
+            .args(["--reservation", &millis(setup.reservation)])
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("tenderd runs")
+    }
+
+    async fn wait_until_ready(&self) {
+        let give_up = Instant::now() + START_DEADLINE;
+        loop {
+            if let Ok(client) = RawClient::connect(&Target::Unix(self.socket())).await
+                && client.ping().await.is_ok_and(|answer| answer.ready)
+            {
+                return;
+            }
+            assert!(Instant::now() < give_up, "tenderd did not become ready");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for ChildDaemon {
+    fn drop(&mut self) {
+        // It may have been killed already.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+/// A client in a process of its own: `tender-test-peer` in the state it was asked for.
+#[derive(Debug)]
+pub struct Peer(tokio::process::Child);
+
+impl Peer {
+    /// Starts the program at `path` for the namespace `fixture::small(model, SLOT_BLOCK_BYTES)` and waits until
+    /// it is in the state `what`.
+    pub async fn start(path: &str, socket: &Path, model: &str, what: &str) -> Self {
+        let mut child = tokio::process::Command::new(path)
+            .arg(socket)
+            .args([model, &SLOT_BLOCK_BYTES.to_string(), what])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the peer runs");
+        let output = child.stdout.take().expect("piped");
+        let mut line = String::new();
+        let mut output = BufReader::new(output);
+        let reading = tokio::time::timeout(START_DEADLINE, output.read_line(&mut line));
+        reading.await.expect("the peer gets ready").expect("its output");
+        assert_eq!(line.trim(), "ready", "the peer failed");
+        Self(child)
+    }
+    /// SIGKILL: no destructor, no farewell.
+    pub async fn kill(mut self) {
+        self.0.kill().await.expect("our own child");
+    }
+}

@@ -1,0 +1,102 @@
+//! A daemon that is killed and started again on the same sockets and the same arena's file.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tender_client::TransportChoice;
+use tender_proto::v1;
+use tender_tests::daemon::{ChildDaemon, Setup};
+use tender_tests::model::ModelEngine;
+use tender_tests::{fixture, pattern};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_daemon_starts_again_on_the_same_place_and_serves_nothing_old() {
+    let mut daemon = ChildDaemon::start(Setup::default()).await;
+    let descriptor = fixture::small("crash", 1000);
+    let full = fixture::full(&descriptor);
+    let session = daemon.client().await.open_registered(&descriptor).await;
+    session.must_store(&descriptor, fixture::chunk(1), fixture::PART, full).await;
+    let boot = session.opened.boot_id.clone();
+    daemon.kill();
+    let lost = session
+        .client
+        .store
+        .clone()
+        .release(v1::ReleaseRequest { session_id: session.id.clone(), lease_ids: vec![1] });
+    assert!(lost.await.is_err(), "a dead daemon answers nothing");
+
+    // The socket's file and the arena's file are still there; neither may stop the next daemon.
+    daemon.restart().await;
+    let client = daemon.client().await;
+    let mut stale = client.open("stale").await.unwrap();
+    assert_ne!(stale.opened.boot_id, boot, "another start is another boot id");
+    stale.id = session.id.clone();
+    assert_eq!(
+        tender_tests::raw::reason(stale.register(&descriptor).await),
+        tender_proto::Reason::UnknownSession
+    );
+    let fresh = client.open_registered(&descriptor).await;
+    assert_eq!(fresh.states(descriptor.digest(), &[fixture::chunk(1)]).await, [v1::ChunkState::Miss]);
+    let stats = client.stats().await.unwrap();
+    assert_eq!((stats.arena_used_bytes, stats.leases, stats.reservations), (0, 0, 0));
+    fresh.must_store(&descriptor, fixture::chunk(1), fixture::PART, full).await;
+    let (_, bytes) = fresh.read(descriptor.digest(), fixture::chunk(1), fixture::PART).await.unwrap();
+    pattern::assert_same(&bytes, &pattern::blob(&descriptor, fixture::chunk(1), fixture::PART, full), "anew");
+}
+
+/// The real client, both ways: works, loses its daemon, keeps the engine going, and comes back by itself.
+async fn client_recovers(transport: TransportChoice) {
+    let mut daemon = ChildDaemon::start(Setup::default()).await;
+    let config = daemon.client_config(transport);
+    let engine = Arc::new(ModelEngine::new(config, "crash"));
+    engine.wait_until_up();
+    let tokens: Vec<u32> = (0..256).collect();
+    tokio::task::spawn_blocking({
+        let (engine, tokens) = (engine.clone(), tokens.clone());
+        move || {
+            engine.run("first", &tokens);
+            engine.flush();
+            assert!(engine.run("again", &tokens).loaded_tokens > 0, "served while the daemon lives");
+        }
+    })
+    .await
+    .unwrap();
+    daemon.kill();
+    tokio::task::spawn_blocking({
+        let (engine, tokens) = (engine.clone(), tokens.clone());
+        move || {
+            let began = Instant::now();
+            for n in 0..5 {
+                let run = engine.run(&format!("alone {n}"), &tokens);
+                assert_eq!(run.loaded_tokens, 0, "nothing can be loaded from a dead daemon");
+            }
+            assert!(began.elapsed() < Duration::from_secs(30), "and nobody waits for it");
+        }
+    })
+    .await
+    .unwrap();
+    daemon.restart().await;
+    tokio::task::spawn_blocking(move || {
+        let give_up = Instant::now() + Duration::from_secs(30);
+        let mut n = 0;
+        // Stored again, then served again, without a restart of the engine.
+        while engine.run(&format!("back {n}"), &tokens).loaded_tokens == 0 {
+            assert!(Instant::now() < give_up, "the client did not come back: {:?}", engine.counters());
+            engine.flush();
+            std::thread::sleep(Duration::from_millis(20));
+            n += 1;
+        }
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shm_client_outlives_its_daemon() {
+    client_recovers(TransportChoice::Shm).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grpc_client_outlives_its_daemon() {
+    client_recovers(TransportChoice::Grpc).await;
+}
