@@ -21,6 +21,7 @@ pub mod shm;
     unreachable_pub,
     missing_debug_implementations,
     clippy::all,
+    clippy::allow_attributes_without_reason,
     reason = "generated code; its documentation is the .proto file"
 )]
 pub mod v1 {

@@ -3,6 +3,7 @@
 //!
 //! Exit codes: 0 it worked, 1 the daemon could not be reached or said no, 64 the command line is wrong.
 
+mod bench;
 mod ping;
 mod stat;
 
@@ -48,6 +49,10 @@ enum Command {
     Ping(ping::Ping),
     /// Shows what the daemon holds and how it is used.
     Stat(stat::Stat),
+    /// Measures what a daemon does on this machine, against what the machine can do.
+    Bench(bench::Bench),
+    #[command(hide = true)]
+    BenchPeer(bench::Peer),
 }
 
 /// Runs the tool with these arguments, the first being its own name.
@@ -63,6 +68,8 @@ where
     let answer = match &cli.command {
         Command::Ping(command) => command.run(&cli.target),
         Command::Stat(command) => command.run(&cli.target),
+        Command::Bench(command) => command.run(&cli.target),
+        Command::BenchPeer(command) => command.run(),
     };
     match answer {
         // A reader that went away, as `head` does, is no failure of ours.

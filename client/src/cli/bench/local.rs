@@ -1,0 +1,105 @@
+//! Stores and loads through shared memory, against a plain copy into the same layout.
+
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use tender_proto::PartIndex;
+
+use super::memory::EngineMemory;
+use super::report::Row;
+use super::{Scene, failed, interleaved};
+use crate::config::{Address, ClientConfig, TransportChoice};
+use crate::error::ClientError;
+use crate::worker::WorkerSide;
+
+/// Longer than any round on any machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The floors of docs/benchmarks.md.
+const LOAD_FLOOR: f64 = 0.7;
+
+pub(super) fn measure(scene: &Scene, chunk_mib: usize) -> Result<Vec<Row>, ClientError> {
+    let mut memory = EngineMemory::new(scene.bytes, chunk_mib << 20)?;
+    let worker = worker(&memory, &scene.daemon.local, TransportChoice::Shm, scene.bytes)?;
+    let source: Vec<u8> = (0..scene.bytes).map(|at| u8::try_from(at % 253).unwrap_or(0)).collect();
+    let stored = std::cell::Cell::new(0);
+    let plans: Vec<_> = (0..=scene.rounds.into()).map(|round| memory.store_plan(round).encode()).collect();
+    let loads: Vec<_> = (0..=scene.rounds.into()).map(|round| memory.load_plan(round).encode()).collect();
+    let mut gathers = Vec::new();
+    let [copy, store, load] = interleaved(
+        scene.rounds,
+        [
+            &mut || {
+                memory.copy_in(&source);
+                Ok(())
+            },
+            &mut || {
+                let start = Instant::now();
+                worker.end_step(&plans[stored.get()]);
+                gathers.push(start.elapsed().as_secs_f64());
+                flushed(&worker)
+            },
+            &mut || {
+                load_all(&worker, &loads[stored.get()])?;
+                stored.set(stored.get() + 1);
+                Ok(())
+            },
+        ],
+    )?;
+    check(&worker)?;
+    let gather = super::report::percentile(gathers.get_mut(1..).unwrap_or_default(), 50);
+    let name = |work: &str| format!("{work}, shm, {chunk_mib} MiB chunks");
+    Ok(vec![
+        Row::speed(format!("memcpy into 32 layers, {} KiB pages", (chunk_mib << 10) / 512), scene.bytes, copy),
+        Row::speed(name("load"), scene.bytes, load),
+        Row::ratio(name("load / memcpy"), copy, load, LOAD_FLOOR),
+        Row::speed(name("store"), scene.bytes, store),
+        Row { goal: String::new(), met: None, ..Row::ratio(name("store / memcpy"), copy, store, 0.0) },
+        Row { goal: String::new(), met: None, ..Row::ratio(name("gather / memcpy"), copy, gather, 0.0) },
+    ])
+}
+
+/// A worker that can stage a whole round.
+pub(super) fn worker(
+    memory: &EngineMemory,
+    address: &Address,
+    transport: TransportChoice,
+    bytes: usize,
+) -> Result<WorkerSide, ClientError> {
+    let config = ClientConfig {
+        transport,
+        client_name: "tender-bench".into(),
+        // A little more than a round, since slots are rounded up.
+        staging_bytes: ByteSize(bytes as u64 + (bytes / 8) as u64),
+        load_deadline: PATIENCE,
+        store_deadline: PATIENCE,
+        ..ClientConfig::new(address.clone())
+    };
+    let worker = WorkerSide::new(config, memory.descriptor.clone(), PartIndex(0), memory.layout.clone())?;
+    if worker.wait_until_up(Duration::from_secs(30)) { Ok(worker) } else { Err(failed("a session", "no answer")) }
+}
+
+pub(super) fn flushed(worker: &WorkerSide) -> Result<(), ClientError> {
+    if worker.flush(PATIENCE) { Ok(()) } else { Err(failed("a round", "a store took two minutes")) }
+}
+
+pub(super) fn load_all(worker: &WorkerSide, plan: &[u8]) -> Result<(), ClientError> {
+    worker.begin_step(plan);
+    let start = Instant::now();
+    loop {
+        match worker.poll().as_slice() {
+            [] if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_micros(50)),
+            [done] if done.failed_blocks.is_empty() => return Ok(()),
+            _ => return Err(failed("a round", format!("a load failed: {:?}", worker.counters()))),
+        }
+    }
+}
+
+/// A store that was skipped would look fast.
+pub(super) fn check(worker: &WorkerSide) -> Result<(), ClientError> {
+    let counters = worker.counters();
+    if counters.stores_skipped.values().sum::<u64>() == 0 {
+        Ok(())
+    } else {
+        Err(failed("a round", format!("stores were skipped: {:?}", counters.stores_skipped)))
+    }
+}

@@ -1,0 +1,46 @@
+//! Gets and puts over TCP, against a bare tokio TCP stream that moves the same bytes between two processes.
+
+use super::memory::EngineMemory;
+use super::peer::BarePeer;
+use super::report::Row;
+use super::{Scene, interleaved, local};
+use crate::config::TransportChoice;
+use crate::error::ClientError;
+
+const GET_FLOOR: f64 = 0.6;
+const CHUNK_MIB: usize = 4;
+
+pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
+    let memory = EngineMemory::new(scene.bytes, CHUNK_MIB << 20)?;
+    let worker = local::worker(&memory, &scene.daemon.remote, TransportChoice::Grpc, scene.bytes)?;
+    let mut peer = BarePeer::start(scene.bytes)?;
+    let round = std::cell::Cell::new(1_000);
+    let peer = std::cell::RefCell::new(&mut peer);
+    let [bare_get, get_put, get, bare_put] = interleaved(
+        scene.rounds,
+        [
+            &mut || peer.borrow_mut().pull(),
+            &mut || {
+                worker.end_step(&memory.store_plan(round.get()).encode());
+                local::flushed(&worker)
+            },
+            &mut || {
+                local::load_all(&worker, &memory.load_plan(round.get()).encode())?;
+                round.set(round.get() + 1);
+                Ok(())
+            },
+            &mut || peer.borrow_mut().push(),
+        ],
+    )?;
+    let put = get_put;
+    local::check(&worker)?;
+    let name = |work: &str| format!("{work}, {CHUNK_MIB} MiB chunks");
+    Ok(vec![
+        Row::speed("bare TCP stream, read", scene.bytes, bare_get),
+        Row::speed(name("get, gRPC over TCP"), scene.bytes, get),
+        Row::ratio(name("get / bare TCP"), bare_get, get, GET_FLOOR),
+        Row::speed("bare TCP stream, write", scene.bytes, bare_put),
+        Row::speed(name("put, gRPC over TCP"), scene.bytes, put),
+        Row { goal: String::new(), met: None, ..Row::ratio(name("put / bare TCP"), bare_put, put, 0.0) },
+    ])
+}
