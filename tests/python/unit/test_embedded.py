@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -20,9 +21,15 @@ ARENA = "64MiB"
 
 
 @pytest.fixture
-def engine(tmp_path, monkeypatch):
-    """An engine's id; its daemon lives below this test's folder."""
-    monkeypatch.setattr(embedded.tempfile, "gettempdir", lambda: str(tmp_path))
+def base(monkeypatch):
+    """Where the daemons of this test live. Not `tmp_path`: a socket's path has to be short."""
+    with tempfile.TemporaryDirectory(prefix="tt-") as folder:
+        monkeypatch.setattr(embedded, "_base", lambda: Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture
+def engine(base):
     return str(uuid.uuid4())
 
 
@@ -33,13 +40,9 @@ def runs(pid: int) -> bool:
         return False
 
 
-def daemon_pid(daemon: PrivateDaemon) -> int:
-    return int((daemon.folder / "pid").read_text())
-
-
 def test_both_sides_of_a_process_share_one_and_the_last_ends_it(engine):
     first = embedded.acquire(engine, ARENA)
-    pid = daemon_pid(first)
+    pid = first.pid
     assert embedded.acquire(engine, ARENA) is first
     assert _native.run_tool(["tender", "--address", first.address, "ping"]) == 0
     embedded.release(engine)
@@ -47,19 +50,21 @@ def test_both_sides_of_a_process_share_one_and_the_last_ends_it(engine):
     embedded.release(engine)
     assert not runs(pid)
     assert not first.folder.exists()
-    assert not first._arena.exists()
+    assert not embedded._arena(first.folder).exists()
 
 
-def test_another_process_finds_it_and_it_outlives_its_starter(engine, tmp_path):
+def test_another_process_finds_it_and_it_outlives_its_starter(engine, base):
     program = (
-        "import sys; from tender_kv.vllm import embedded; embedded.tempfile.tempdir = sys.argv[1]\n"
-        "embedded.acquire(sys.argv[2], sys.argv[3]); print('up', flush=True); sys.stdin.read(); embedded.release(sys.argv[2])"
+        "import sys; from tender_kv.vllm import embedded; from pathlib import Path\n"
+        "embedded._base = lambda: Path(sys.argv[1])\n"
+        "embedded.acquire(sys.argv[2], sys.argv[3]); print('up', flush=True)\n"
+        "sys.stdin.read(); embedded.release(sys.argv[2])"
     )
-    arguments = [sys.executable, "-c", program, str(tmp_path), engine, ARENA]
+    arguments = [sys.executable, "-c", program, str(base), engine, ARENA]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout.readline() == "up\n"
         daemon = embedded.acquire(engine, ARENA)
-        pid = daemon_pid(daemon)
+        pid = daemon.pid
         starter.stdin.close()
     assert runs(pid)
     embedded.release(engine)
@@ -69,18 +74,32 @@ def test_another_process_finds_it_and_it_outlives_its_starter(engine, tmp_path):
     assert not runs(pid)
 
 
+def test_what_a_killed_engine_left_is_taken_away_by_the_next(engine, base):
+    left = PrivateDaemon("another")
+    left.join(ARENA)
+    os.close(left._use)
+    os.kill(left.pid, signal.SIGKILL)
+    left._child.wait()
+    used = embedded.acquire(engine, ARENA)
+    assert not left.folder.exists()
+    assert not embedded._arena(left.folder).exists()
+    embedded.sweep(base)
+    assert used.folder.exists()
+    embedded.release(engine)
+
+
 def test_one_that_died_is_started_anew_by_the_next_engine_process(engine):
     daemon = embedded.acquire(engine, ARENA)
-    os.kill(daemon_pid(daemon), signal.SIGKILL)
+    os.kill(daemon.pid, signal.SIGKILL)
     daemon._child.wait()
     other = PrivateDaemon(engine)
     other.join(ARENA)
-    assert daemon_pid(other) != daemon._child.pid
+    assert other.pid != daemon._child.pid
     embedded.release(engine)
     other.leave()
 
 
-def test_a_place_that_is_not_private_is_refused(engine, tmp_path):
+def test_a_place_that_is_not_private_is_refused(engine, base):
     daemon = PrivateDaemon(engine)
     daemon.folder.mkdir(mode=0o755)
     os.chmod(daemon.folder, 0o755)

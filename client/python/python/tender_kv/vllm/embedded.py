@@ -1,8 +1,9 @@
-"""The embedded daemon: a private `tenderd` for one engine, where no address is configured.
+"""The private daemon of an engine that was given no address.
 
-All processes of an engine know its engine id, so they find the same private folder; the first one there starts the
-daemon, under a lock. It ends with the engine: the process that started it stops it, and if that process was killed,
-the daemon ends by itself once nobody uses it.
+Its place is derived from the engine's id, so all of the engine's processes find it; whoever comes first starts it.
+Everybody who uses it holds a shared lock on a file as long as the process lives. The last one to let go ends the
+daemon; should all of them be killed, the daemon ends by itself when nobody is connected, and the next engine of this
+user takes away what is left of it.
 """
 
 from __future__ import annotations
@@ -10,172 +11,253 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-
-logger = logging.getLogger("vllm.tender_kv")
 
 DEFAULT_ARENA_BYTES = 1 << 30
 MIN_ARENA_BYTES = 32 << 20
-"""Below this a cut default is not worth a daemon."""
-SHARE_OF_SHARED_MEMORY = 0.5
-"""The default takes no more than this of what is free: the engine's own processes need shared memory too."""
-START_SECONDS = 20
-STOP_SECONDS = 10
-EXIT_WHEN_UNUSED = "10s"
+"""Less than this is not worth a daemon."""
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 5.0
+UNUSED_LIMIT = "10s"
 
 _SHARED_MEMORY = Path("/dev/shm")
-_PREFIX = "tender-embedded-"
-_LONGEST_SOCKET_PATH = 90
-"""The kernel takes 107 bytes, and the daemon's descriptor socket has a suffix."""
+_PREFIX = "tender-private-"
+_LONGEST_BASE = 40
+"""The kernel takes a socket's path of 107 bytes, and the daemon puts a suffix behind one of its two."""
+
+_lock = threading.Lock()
+_uses: dict[str, int] = {}
+_daemons: dict[str, PrivateDaemon] = {}
 
 
-class EmbeddedError(Exception):
-    """The daemon cannot be had; the text is a sentence for the user."""
+class NoDaemon(Exception):
+    """A sentence: why there is no private daemon."""
 
 
-class EmbeddedDaemon:
-    """One process's view of the engine's private daemon."""
+def acquire(engine_id: str, arena_bytes: str | int | None) -> PrivateDaemon:
+    """The engine's daemon, started if it does not run. Raises NoDaemon. `release` it."""
+    with _lock:
+        if engine_id not in _daemons:
+            daemon = PrivateDaemon(engine_id)
+            daemon.join(arena_bytes)
+            _daemons[engine_id] = daemon
+            _uses[engine_id] = 0
+        _uses[engine_id] += 1
+        return _daemons[engine_id]
 
-    def __init__(self, engine_id: str, arena_bytes: int | None):
-        name = hashlib.sha256(engine_id.encode()).hexdigest()[:16]
-        self._folder = _base() / f"{_PREFIX}{os.geteuid()}-{name}"
-        self._arena = _arena_of(self._folder)
-        self._arena_bytes = arena_bytes
-        self._process: subprocess.Popen[bytes] | None = None
+
+def release(engine_id: str) -> None:
+    """Gives up one use; the last one in the last process ends the daemon."""
+    with _lock:
+        _uses[engine_id] -= 1
+        if _uses[engine_id] == 0:
+            del _uses[engine_id]
+            _daemons.pop(engine_id).leave()
+
+
+class PrivateDaemon:
+    """This process's hold on the engine's daemon."""
+
+    def __init__(self, engine_id: str):
+        self.folder = _base() / f"{_prefix()}{hashlib.sha256(engine_id.encode()).hexdigest()[:16]}"
+        self._child: subprocess.Popen | None = None
+        self._use: int | None = None
 
     @property
     def address(self) -> str:
+        """As the client takes it."""
         return f"unix:{self._socket}"
 
     @property
+    def pid(self) -> int | None:
+        """The daemon's process, if it runs: process ids are used again, so its command line is looked at."""
+        if self._child is not None and self._child.poll() is not None:
+            return None
+        return _running(self.folder)
+
+    @property
     def _socket(self) -> Path:
-        return self._folder / "tenderd.sock"
+        return self.folder / "tenderd.sock"
 
     @property
     def _log(self) -> Path:
-        return self._folder / "tenderd.log"
+        return self.folder / "tenderd.log"
 
-    def ensure(self) -> None:
-        """Starts the daemon unless one of the engine's other processes has. Raises EmbeddedError."""
+    def join(self, arena_bytes: str | int | None) -> None:
+        """Starts the daemon unless it runs, and takes part in its use."""
         try:
-            sweep(self._folder.parent)
-            _private_folder(self._folder)
-            with _locked(self._folder):
-                if not _answers(self._socket):
-                    self._start()
+            sweep(self.folder.parent)
+            _make_private(self.folder)
+            with _exclusive(self.folder):
+                use = _open(self.folder / "users")
+                try:
+                    fcntl.flock(use, fcntl.LOCK_SH)
+                    if not _answers(self._socket):
+                        self._start(arena_bytes)
+                except BaseException:
+                    os.close(use)
+                    raise
+                self._use = use
         except OSError as error:
-            raise EmbeddedError(f"the embedded daemon cannot be started ({error}).") from error
+            raise NoDaemon(f"a private tenderd cannot be started: {error}") from error
 
-    def stop(self) -> None:
-        """Ends the daemon if this process started it. Repeating it is harmless."""
-        process, self._process = self._process, None
-        if process is None:
+    def leave(self) -> None:
+        """Ends the daemon if nobody else uses it."""
+        use, self._use = self._use, None
+        if use is None:
             return
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        _remove(self._folder)
+        with _exclusive(self.folder):
+            last = _try_exclusive(use)
+            os.close(use)
+            if last:
+                self._stop()
+                _remove(self.folder)
 
-    def _start(self) -> None:
-        size = self._arena_bytes or default_arena_bytes()
-        command = [sys.executable, "-m", "tender_kv", "tenderd", "--listen", self.address]
-        command += ["--arena-size", str(size), "--arena-path", str(self._arena)]
-        command += ["--exit-when-unused", EXIT_WHEN_UNUSED]
-        # Variables for a daemon of the host are not meant for this one.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("TENDERD_")}
+    def _start(self, arena_bytes: str | int | None) -> None:
+        arena = modest_arena_bytes() if arena_bytes is None else arena_bytes
+        command = [sys.executable, "-m", "tender_kv.daemon", "--name", self.folder.name, "--listen", self.address]
+        command += ["--arena-size", str(arena), "--arena-path", str(_arena(self.folder))]
+        command += ["--exit-when-unused", UNUSED_LIMIT]
+        # A group of its own: Ctrl-C is for the engine, which ends the daemon when it no longer needs it.
+        group = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+        # Settings for another daemon on this host are not this one's.
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TENDERD_")}
         with self._log.open("wb") as log:
-            # A session of its own: an interrupt from the terminal is the engine's to handle.
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, **group
             )
-        deadline = time.monotonic() + START_SECONDS
+        (self.folder / "pid").write_text(str(self._child.pid))
+        deadline = time.monotonic() + START_LIMIT_S
         while not _answers(self._socket):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                said = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-                self.stop()
-                raise EmbeddedError(f"the embedded daemon did not start: {' '.join(said) or 'it said nothing'}.")
-            time.sleep(0.01)
-        logger.info("Tender runs its own daemon for this engine, with %d MiB of shared memory.", size >> 20)
+            if self._child.poll() is not None:
+                said = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+                raise NoDaemon(f"the private tenderd ended with {self._child.returncode}: {said[-1]}")
+            if time.monotonic() > deadline:
+                self._stop()
+                raise NoDaemon(f"the private tenderd did not answer within {START_LIMIT_S:.0f} s")
+            time.sleep(0.02)
+
+    def _stop(self) -> None:
+        """SIGTERM, and SIGKILL if that does not help. The daemon may be another process's child."""
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            pid = self.pid
+            if pid is None:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
+            deadline = time.monotonic() + STOP_LIMIT_S
+            while self.pid is not None and time.monotonic() < deadline:
+                time.sleep(0.02)
 
 
-def default_arena_bytes() -> int:
-    """Raises EmbeddedError where there is hardly any shared memory, as in many containers."""
+def modest_arena_bytes() -> int:
+    """The default, cut to half of what the host's shared memory has left: the engine's own processes need some too."""
     free = shutil.disk_usage(_SHARED_MEMORY).free
-    size = min(DEFAULT_ARENA_BYTES, int(free * SHARE_OF_SHARED_MEMORY) >> 20 << 20)
-    if size < MIN_ARENA_BYTES:
-        raise EmbeddedError(
-            f"{_SHARED_MEMORY} has {free >> 20} MiB left, too little for the embedded daemon; give the container "
-            "more (--shm-size), or start a tenderd and name its address."
+    arena = min(DEFAULT_ARENA_BYTES, free // 2)
+    if arena < MIN_ARENA_BYTES:
+        raise NoDaemon(
+            f"{_SHARED_MEMORY} has {free >> 20} MiB left, too little for a private tenderd; give the container more "
+            "(--shm-size), or start a tenderd and give its address"
         )
-    return size
+    return arena
 
 
 def sweep(base: Path) -> None:
-    """Takes away what killed engines left: folders of ours that nobody holds and whose daemon is gone."""
-    for folder in base.glob(f"{_PREFIX}{os.geteuid()}-*"):
+    """Takes away what killed engines of this user left: places that nobody uses and whose daemon has ended."""
+    for folder in base.glob(f"{_prefix()}*"):
         with contextlib.suppress(OSError):
-            if _is_private(folder) and (folder / "lock").exists():
-                with _locked(folder, wait=False):
-                    fresh = time.time() - folder.stat().st_mtime < START_SECONDS
-                    if not fresh and not _answers(folder / "tenderd.sock"):
-                        _remove(folder)
+            if _is_private(folder) and _nobody_uses(folder) and _running(folder) is None:
+                _remove(folder)
+
+
+def _nobody_uses(folder: Path) -> bool:
+    # A folder without the file is just being made, or is left by a crash at that very moment; it holds no memory.
+    use = os.open(folder / "users", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return _try_exclusive(use)
+    finally:
+        os.close(use)
+
+
+def _running(folder: Path) -> int | None:
+    try:
+        pid = int((folder / "pid").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return pid if folder.name.encode() in command else None
+
+
+def _remove(folder: Path) -> None:
+    _arena(folder).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _arena(folder: Path) -> Path:
+    return _SHARED_MEMORY / folder.name
+
+
+def _prefix() -> str:
+    return f"{_PREFIX}{os.geteuid()}-"
 
 
 def _base() -> Path:
     base = Path(tempfile.gettempdir())
-    return base if len(str(base)) + 60 < _LONGEST_SOCKET_PATH else Path("/tmp")
+    return base if len(os.fsencode(base)) <= _LONGEST_BASE else Path("/tmp")
 
 
-def _arena_of(folder: Path) -> Path:
-    return _SHARED_MEMORY / folder.name
-
-
-def _private_folder(folder: Path) -> None:
-    """Makes it, for this user only. Others can write to its parent, so what is there already is looked at."""
+def _make_private(folder: Path) -> None:
+    """For this user only. Others can write to its parent, so what is there already is looked at."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     if not _is_private(folder):
-        raise EmbeddedError(f"{folder} does not belong to this user alone; remove it.")
+        raise NoDaemon(f"{folder} is not a private folder of this user; remove it")
 
 
 def _is_private(folder: Path) -> bool:
     found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077 == 0
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _try_exclusive(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, wait: bool = True):
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _exclusive(folder: Path) -> Iterator[None]:
+    """One process at a time starts or ends the daemon."""
+    held = _open(folder / "lock")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        os.close(held)
 
 
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
+        probe.settimeout(1.0)
         try:
             probe.connect(str(path))
         except OSError:
             return False
         return True
-
-
-def _remove(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        _arena_of(folder).unlink()
-    shutil.rmtree(folder, ignore_errors=True)
