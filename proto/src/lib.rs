@@ -22,6 +22,7 @@ pub mod shm;
     missing_debug_implementations,
     clippy::all,
     clippy::allow_attributes_without_reason,
+    clippy::too_many_lines,
     reason = "generated code; its documentation is the .proto file"
 )]
 pub mod v1 {
