@@ -13,6 +13,7 @@ from tender_kv.vllm.inputs import InputNames, Unnamed
 def request(**changes):
     plain = dict(
         resumable=False,
+        pooling_params=None,
         lora_request=None,
         cache_salt=None,
         prompt_embeds=None,
@@ -94,3 +95,8 @@ def test_media_with_a_users_name_have_none(identifier):
 def test_a_streaming_session_is_not_cached():
     with pytest.raises(Unnamed, match="taken back"):
         InputNames().of(request(resumable=True))
+
+
+def test_a_pooling_request_is_not_cached():
+    with pytest.raises(Unnamed, match="hidden states"):
+        InputNames().of(request(pooling_params=object()))

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from tender_kv import _native
+from tender_kv._native import ConfigError
 from tender_kv.vllm import embedded
 from tender_kv.vllm.config import Settings
 from tender_kv.vllm.guard import hook, nothing
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.tender_kv")
 
+_ROLE = "kv_both"
 _POLICY = "recompute"
 
 
@@ -50,11 +52,15 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._engine_id: str | None = None
+        self._daemon: embedded.PrivateDaemon | None = None
         transfer = vllm_config.kv_transfer_config
         settings = Settings.parse(transfer.kv_connector_extra_config or {})
-        group = kv_cache_config.kv_cache_groups[:1]
-        tokens_per_block = group[0].kv_cache_spec.block_size if group else vllm_config.cache_config.block_size
-        settings.chunk_blocks(tokens_per_block)
+        if transfer.kv_role != _ROLE:
+            raise ConfigError(f"kv_role: Tender stores and loads; set it to '{_ROLE}', not '{transfer.kv_role}'")
+        groups = kv_cache_config.kv_cache_groups
+        tokens_per_block = groups[0].kv_cache_spec.block_size if groups else vllm_config.cache_config.block_size
+        if len(groups) == 1:
+            settings.chunk_blocks(tokens_per_block)
         if role is KVConnectorRole.SCHEDULER and transfer.kv_load_failure_policy != _POLICY:
             logger.warning(
                 'A request fails if Tender loses chunks while they load. Set "kv_load_failure_policy": "%s" in '
@@ -67,16 +73,21 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("Tender is off: %s", no)
 
     def _start(self, settings: Settings, role: KVConnectorRole, tokens_per_block: int) -> None:
-        address = settings.address
         engine_id = self._kv_transfer_config.engine_id or str(os.getpid())
-        if address is None:
-            address = embedded.acquire(engine_id, settings.arena_bytes).address
-            self._engine_id = engine_id
         name = f"vllm {role.name.lower()} {engine_id}"
+
+        def find_daemon() -> str:
+            if settings.address is not None:
+                return settings.address
+            if self._engine_id is None:
+                self._daemon = embedded.acquire(engine_id, settings.arena_bytes)
+                self._engine_id = engine_id
+            return self._daemon.address
+
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, address, name, tokens_per_block)
+            self._scheduler = SchedulerSide(settings, find_daemon(), name, tokens_per_block)
         else:
-            self._worker = WorkerSide(self._vllm_config, self._kv_cache_config, settings, address, name)
+            self._worker = WorkerSide(self._vllm_config, self._kv_cache_config, settings, find_daemon, name)
 
     def on_fault(self, hook: str) -> None:
         """See `guard`."""
@@ -214,6 +225,8 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
         """Ends this side; nothing of Tender touches the engine's memory afterwards. May be repeated."""
         side = self._scheduler or self._worker
         try:
+            if self._worker is not None:
+                self._worker.finish_stores()
             if side is not None:
                 logger.info("Tender, %s: %s", self.role.name.lower(), _summary(side.counters()))
                 side.shutdown()

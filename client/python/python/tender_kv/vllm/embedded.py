@@ -8,6 +8,7 @@ user takes away what is left of it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -49,6 +50,10 @@ def acquire(engine_id: str, arena_bytes: str | int | None) -> PrivateDaemon:
     """The engine's daemon, started if it does not run. Raises NoDaemon. `release` it."""
     with _lock:
         if engine_id not in _daemons:
+            if not _daemons:
+                # For engines that end without shutting their connectors down. Registering it again is harmless.
+                atexit.unregister(_leave_all)
+                atexit.register(_leave_all)
             daemon = PrivateDaemon(engine_id)
             daemon.join(arena_bytes)
             _daemons[engine_id] = daemon
@@ -64,6 +69,11 @@ def release(engine_id: str) -> None:
         if _uses[engine_id] == 0:
             del _uses[engine_id]
             _daemons.pop(engine_id).leave()
+
+
+def _leave_all() -> None:
+    while _daemons:
+        _daemons.popitem()[1].leave()
 
 
 class PrivateDaemon:

@@ -46,6 +46,8 @@ class InputNames:
         """Raises Unnamed."""
         if getattr(request, "resumable", False):
             raise Unnamed("streaming session", "tokens of a streaming session are taken back when its next input comes")
+        if request.pooling_params is not None:
+            raise Unnamed("pooling", "a pooling request needs the hidden states of all its tokens")
         inputs = Inputs()
         if request.lora_request is not None:
             inputs.named.append(("adapter", self._adapter(request.lora_request)))

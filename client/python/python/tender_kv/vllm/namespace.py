@@ -6,9 +6,12 @@ What cannot be determined is not guessed: `Undeterminable` switches Tender off w
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vllm.v1.kv_cache_interface import iter_layer_specs
 
 from tender_kv._native import Fingerprint
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # Where a model was found and by which library its config was written do not change a byte of its cache.
 _CONFIG_NOISE = ("_name_or_path", "name_or_path", "transformers_version", "_commit_hash")
+
+# Rotary embeddings that choose their factors by the longest context that the engine allows.
+_ROPES_BY_LENGTH = (b'"longrope"', b'"su"', b'"dynamic"')
 
 
 class Undeterminable(Exception):
@@ -35,27 +41,34 @@ class Naming:
     quantisation: str
 
 
-def name(config: VllmConfig, spec: KVCacheSpec) -> Naming:
+def name(config: VllmConfig, group_spec: KVCacheSpec) -> Naming:
     """Raises Undeterminable."""
     cache, model = config.cache_config, config.model_config
     if getattr(cache, "calculate_kv_scales", False):
         raise Undeterminable(
             "calculate_kv_scales derives the cache's scales from the first batch, so its bytes differ from run to run"
         )
+    specs = list(iter_layer_specs(group_spec))
+    if len({(str(spec.dtype), spec.kv_quant_mode, spec.block_size) for spec in specs}) != 1:
+        raise Undeterminable("the layers of its KV cache group store their values in different ways")
+    spec = specs[0]
     dtype = str(spec.dtype).removeprefix("torch.")
-    mode = getattr(spec, "kv_quant_mode", None)
     return Naming(
-        model=model.served_model_name if isinstance(model.served_model_name, str) and not model.model else model.model,
+        model=model.model,
         weights=_weights(config, model),
         kv_dtype=dtype if cache.cache_dtype == "auto" else f"{cache.cache_dtype} as {dtype}",
-        quantisation="none" if mode is None or mode == 0 else str(getattr(mode, "name", mode)).lower(),
+        quantisation=spec.kv_quant_mode.name.lower(),
     )
 
 
 def _weights(config: VllmConfig, model: ModelConfig) -> str:
     """How the weights came to be, in words, and a digest over them and the configuration that they run with."""
     digest = Fingerprint("weights")
-    digest.field("config", _canonical(model.hf_config.to_dict()))
+    settings = _canonical(model.hf_config.to_dict())
+    digest.field("config", settings)
+    if any(kind in settings for kind in _ROPES_BY_LENGTH):
+        digest.field("max_model_len", str(model.max_model_len).encode())
+    digest.field("implementation", str(model.model_impl).encode())
     digest.field("dtype", str(model.dtype).encode())
     digest.field("quantization", str(model.quantization).encode())
     load = config.load_config
@@ -96,7 +109,7 @@ def _snapshot(model: ModelConfig, load: Any) -> Path:
 
 
 def _canonical(config: dict[str, Any]) -> bytes:
-    """A configuration as bytes that are the same in every process. Values that JSON does not know are named by their
-    type: their text might hold an address."""
+    """A configuration as bytes that are the same in every process: without the addresses that Python puts into the
+    text of an object that has none of its own."""
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
-    return json.dumps(kept, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
+    return json.dumps(kept, sort_keys=True, default=lambda value: re.sub(r" at 0x[0-9a-f]+", "", repr(value))).encode()

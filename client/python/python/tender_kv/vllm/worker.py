@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheSpecKind, get_kv_cache_spec_kind, iter_layer_specs
+from vllm.v1.kv_cache_interface import KVCacheSpecKind, KVQuantMode, get_kv_cache_spec_kind, iter_layer_specs
 
 from tender_kv import _native
 from tender_kv.vllm import namespace, tensors
 from tender_kv.vllm.config import Settings
+from tender_kv.vllm.embedded import NoDaemon
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 logger = init_logger("vllm.tender_kv.worker")
 
+_QUANT_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
+# How long the end of an engine waits for its last stores.
+_LAST_STORES_LIMIT_S = 3.0
 # Kinds of speculation whose draft model has no KV cache.
 _DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
 
 
-def supported_spec(config: VllmConfig, cache: KVCacheConfig) -> KVCacheSpec:
-    """The spec of the model's one full-attention group. Raises Unsupported."""
+def supported_group(config: VllmConfig, cache: KVCacheConfig) -> KVCacheGroupSpec:
+    """The model's one full-attention group. Raises Unsupported."""
     parallel, speculative = config.parallel_config, config.speculative_config
     for what, ranks in (
         ("pipeline parallelism", parallel.pipeline_parallel_size),
@@ -40,7 +45,17 @@ def supported_spec(config: VllmConfig, cache: KVCacheConfig) -> KVCacheSpec:
     if kinds != [KVCacheSpecKind.FULL_ATTENTION.value]:
         found = ", ".join(kinds) or "none"
         raise tensors.Unsupported(f"only models with one full-attention KV cache group are supported yet, not {found}")
-    return next(iter(iter_layer_specs(cache.kv_cache_groups[0].kv_cache_spec)))
+    (group,) = cache.kv_cache_groups
+    if group.is_eagle_group or group.host_resident or not group.enable_kv_transfer:
+        raise tensors.Unsupported(
+            "a KV cache of draft layers, or one that the engine keeps elsewhere, is not supported"
+        )
+    for spec in iter_layer_specs(group.kv_cache_spec):
+        if spec.non_causal:
+            raise tensors.Unsupported("a layer sees later tokens too, so a prefix does not decide its KV cache")
+        if spec.kv_quant_mode not in _QUANT_MODES:
+            raise tensors.Unsupported(f"the KV cache quantisation {spec.kv_quant_mode.name} is not supported yet")
+    return group
 
 
 class WorkerSide:
@@ -51,11 +66,13 @@ class WorkerSide:
         config: VllmConfig,
         cache: KVCacheConfig,
         settings: Settings,
-        address: str,
+        find_daemon: Callable[[], str],
         name: str,
     ):
         self._config, self._cache, self._settings = config, cache, settings
-        self._client_json = settings.client_json(address, name)
+        # Called when there is something to cache: a private daemon ends if nobody comes, and between this and the
+        # registration the engine may take minutes to allocate its cache.
+        self._find_daemon, self._name = find_daemon, name
         self._native: _native.Worker | None = None
         self._handshake = TenderHandshake(refusal="the engine registered no KV cache")
         self._begun: TenderMetadata | None = None
@@ -70,31 +87,32 @@ class WorkerSide:
             self._native = None
         try:
             self._register(kv_caches)
-        except (tensors.Unsupported, namespace.Undeterminable, _native.TenderError) as no:
+        except (tensors.Unsupported, namespace.Undeterminable, NoDaemon, OSError, _native.TenderError) as no:
             logger.warning("Tender is off: %s", no)
             self._handshake = TenderHandshake(refusal=str(no))
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        spec = supported_spec(self._config, self._cache)
-        group = self._cache.kv_cache_groups[0]
+        group = supported_group(self._config, self._cache)
         described = tensors.describe(kv_caches, group.layer_names, self._cache.num_blocks)
         layout = _native.Layout(described, self._cache.num_blocks, list(kv_caches.values()))
-        naming = namespace.name(self._config, spec)
+        naming = namespace.name(self._config, group.kv_cache_spec)
         parallel = self._config.parallel_config
         identity = Identity(
             naming,
             page_format=layout.page_format,
             layout_fingerprint=layout.fingerprint,
             tensor_parallel=parallel.tensor_parallel_size,
-            tokens_per_block=spec.block_size,
-            blocks_per_chunk=self._settings.chunk_blocks(spec.block_size),
+            tokens_per_block=group.kv_cache_spec.block_size,
+            blocks_per_chunk=self._settings.chunk_blocks(group.kv_cache_spec.block_size),
             # All ranks have equal shares of a full-attention layer; a rank that has not is found by the scheduler,
             # whose workers then describe different things.
             part_block_bytes=[layout.block_bytes(0)] * parallel.tensor_parallel_size,
         )
         descriptor, digest = _native.describe(identity)
         part = parallel.rank % parallel.tensor_parallel_size
-        self._native = _native.Worker(self._client_json, descriptor, part, layout)
+        self._native = _native.Worker(
+            self._settings.client_json(self._find_daemon(), self._name), descriptor, part, layout
+        )
         self._handshake = TenderHandshake(descriptor=descriptor)
         logger.info(
             "Tender caches %d layers in chunks of %d x %d tokens, namespace %s",
@@ -166,8 +184,14 @@ class WorkerSide:
         return {} if self._native is None else json.loads(self._native.counters_json())
 
     def shutdown(self) -> None:
+        """After it, nothing of ours touches the engine's memory."""
         if self._native is not None:
             self._native.shutdown()
+
+    def finish_stores(self) -> None:
+        """What was gathered last is worth a moment: the next engine will ask for it."""
+        if not self.flush(_LAST_STORES_LIMIT_S):
+            logger.info("Tender gave up the last stores after %.0f s", _LAST_STORES_LIMIT_S)
 
 
 class Identity:
