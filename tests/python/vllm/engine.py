@@ -111,6 +111,7 @@ class Engine:
             flushed = self._llm.collective_rpc("tender_flush", args=(STORES_TIMEOUT_S,))
             if not all(flushed):
                 raise TimeoutError(f"stores were not done after {STORES_TIMEOUT_S} s")
+            self._free_aborted_loads()
 
     def counters(self) -> dict:
         """The connector's counters by side. The scheduler's are only in reach if the engine core is in this process."""
@@ -143,6 +144,15 @@ class Engine:
     def close(self) -> None:
         """Ends the engine, the connector and what they started."""
         self._engine.engine_core.shutdown()
+
+    def _free_aborted_loads(self) -> None:
+        """An aborted request keeps its blocks until a step reports its load, and nobody makes steps between passes
+        where the engine core is in this process."""
+        deadline = time.monotonic() + STORES_TIMEOUT_S
+        while self.scheduler() is not None and self.scheduler().has_finished_requests():
+            self._engine.step()
+            if time.monotonic() > deadline:
+                raise TimeoutError("the load of an aborted request was never reported")
 
     def _wait_for_sessions(self) -> None:
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
