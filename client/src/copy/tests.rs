@@ -1,1 +1,176 @@
+#![allow(unsafe_code, reason = "describes buffers of the test's own")]
 
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tender_proto::{BlocksPerChunk, Coverage, GroupIndex};
+
+use super::*;
+use crate::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
+
+const POOL: u32 = 12;
+const GROUP: GroupIndex = GroupIndex(0);
+
+/// How test pages look: every number may be odd, so that nothing is aligned.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    layers: u64,
+    /// All layers in one buffer, block by block.
+    interleaved: bool,
+    heads: u32,
+    tokens: u32,
+    cell: u64,
+    padding: u64,
+}
+
+/// A buffer of bytes, and its layout. A byte's value tells where it lies.
+struct Memory {
+    bytes: Vec<u8>,
+    layout: Arc<ProvedLayout>,
+    layers: Vec<LayerDesc>,
+}
+
+impl Memory {
+    fn new(shape: Shape, fill: impl Fn(usize) -> u8) -> Self {
+        let head = u64::from(shape.tokens) * shape.cell + shape.padding;
+        let page = u64::from(shape.heads) * head + shape.padding;
+        let (block_stride, layer_stride) =
+            if shape.interleaved { (page * shape.layers, page) } else { (page, page * u64::from(POOL)) };
+        let len = page * shape.layers * u64::from(POOL);
+        let mut bytes: Vec<u8> = (0..len as usize).map(fill).collect();
+        let base = bytes.as_mut_ptr().expose_provenance() as u64;
+        let layers: Vec<_> = (0..shape.layers)
+            .map(|i| LayerDesc {
+                name: format!("layer {i}"),
+                group: GROUP,
+                address: base + i * layer_stride,
+                // SAFETY: the bytes live as long as the layout and are used by this test only.
+                buffer: unsafe { BufferDesc::new(base, len) },
+                blocks: POOL,
+                block_stride_bytes: block_stride,
+                axes: vec![
+                    Axis { name: 'N', count: shape.tokens, stride_bytes: shape.cell },
+                    Axis { name: 'H', count: shape.heads, stride_bytes: head },
+                ],
+                cell_bytes: shape.cell,
+            })
+            .collect();
+        let layout = Arc::new(prove(layers.clone(), POOL).unwrap());
+        Self { bytes, layout, layers }
+    }
+    fn copy(&self) -> HostCopy {
+        HostCopy::new(Arc::clone(&self.layout))
+    }
+    /// Positions of a block's content in `bytes`, in the order of a part.
+    fn places(&self, block: u32) -> Vec<usize> {
+        let base = self.bytes.as_ptr().expose_provenance() as u64;
+        let mut places = Vec::new();
+        for layer in &self.layers {
+            let page = layer.address - base + u64::from(block) * layer.block_stride_bytes;
+            for head in 0..u64::from(layer.axes[1].count) {
+                for token in 0..u64::from(layer.axes[0].count) {
+                    let at = page + head * layer.axes[1].stride_bytes + token * layer.axes[0].stride_bytes;
+                    places.extend((at..at + layer.cell_bytes).map(|at| at as usize));
+                }
+            }
+        }
+        places
+    }
+}
+
+fn value(at: usize) -> u8 {
+    (at % 241) as u8 ^ (at / 241) as u8
+}
+
+fn coverage(bits: u64) -> Coverage {
+    let blocks = BlocksPerChunk::new(4).unwrap();
+    Coverage::new(bits & 0b1111, blocks).unwrap()
+}
+
+prop_compose! {
+    fn shapes()(
+        layers in 1u64..4, interleaved: bool, heads in 1u32..4, tokens in 1u32..5, cell in 1u64..9, padding in 0u64..4,
+    ) -> Shape {
+        Shape { layers, interleaved, heads, tokens, cell, padding }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_was_gathered_is_scattered_to_exactly_the_needed_blocks(
+        shape in shapes(),
+        from_blocks in Just((1..POOL).collect::<Vec<_>>()).prop_shuffle(),
+        to_blocks in Just((1..POOL).collect::<Vec<_>>()).prop_shuffle(),
+        stored_bits in 0u64..16,
+        needed_bits in 0u64..16,
+    ) {
+        let (stored, needed) = (coverage(stored_bits), coverage(stored_bits & needed_bits));
+        let from = Memory::new(shape, value);
+        let block_bytes = from.layout.block_bytes(GROUP).unwrap() as usize;
+        let mut packed = vec![0xEE; block_bytes * stored.count() as usize];
+        from.copy().gather(GROUP, &from_blocks[..4], stored, &mut packed).unwrap();
+        let expected: Vec<u8> = stored
+            .iter()
+            .flat_map(|i| from.places(from_blocks[i as usize]))
+            .map(|at| from.bytes[at])
+            .collect();
+        prop_assert_eq!(&packed, &expected);
+
+        let to = Memory::new(shape, |_| 0xAA);
+        to.copy().scatter(GROUP, &to_blocks[..4], stored, needed, &packed).unwrap();
+        let mut expected = vec![0xAA; to.bytes.len()];
+        for i in needed.iter() {
+            let pairs = from.places(from_blocks[i as usize]).into_iter().zip(to.places(to_blocks[i as usize]));
+            for (source, target) in pairs {
+                expected[target] = from.bytes[source];
+            }
+        }
+        prop_assert_eq!(&to.bytes, &expected);
+    }
+}
+
+const SHAPE: Shape = Shape { layers: 2, interleaved: true, heads: 2, tokens: 4, cell: 8, padding: 3 };
+
+#[test]
+fn nothing_moves_when_a_block_must_not_be_touched() {
+    let memory = Memory::new(SHAPE, value);
+    let (copy, before) = (memory.copy(), memory.bytes.clone());
+    let mut packed = vec![0xEE; 2 * 128];
+    for bad in [0, POOL, u32::MAX] {
+        let refused = copy.gather(GROUP, &[1, 2, 3, bad], coverage(0b1001), &mut packed);
+        assert_eq!(refused, Err(CopyRefusal::BadBlock { block: bad, position: 3, last: POOL - 1 }));
+        let refused = copy.scatter(GROUP, &[1, 2, 3, bad], coverage(0b1001), coverage(0b1001), &packed);
+        assert_eq!(refused, Err(CopyRefusal::BadBlock { block: bad, position: 3, last: POOL - 1 }));
+    }
+    assert!(packed.iter().all(|&byte| byte == 0xEE));
+    assert_eq!(memory.bytes, before);
+    // Where nothing is covered or needed, the id does not matter.
+    assert_eq!(copy.gather(GROUP, &[1, 0, u32::MAX, 2], coverage(0b1001), &mut packed), Ok(()));
+    assert_eq!(copy.scatter(GROUP, &[0, 0, 9, 0], coverage(0b0110), coverage(0b0100), &packed), Ok(()));
+}
+
+#[test]
+fn nothing_moves_when_sizes_do_not_fit() {
+    let memory = Memory::new(SHAPE, value);
+    let copy = memory.copy();
+    let mut packed = vec![0; 128];
+    let ids = [1, 2, 3, 4];
+    assert_eq!(
+        copy.gather(GROUP, &ids, coverage(0b11), &mut packed),
+        Err(CopyRefusal::WrongLength { given: 128, expected: 256 })
+    );
+    assert_eq!(
+        copy.scatter(GROUP, &ids[..3], coverage(1), coverage(1), &packed),
+        Err(CopyRefusal::WrongBlockCount { listed: 3, blocks: 4 })
+    );
+    assert_eq!(
+        copy.scatter(GROUP, &ids, coverage(0b1), coverage(0b10), &packed),
+        Err(CopyRefusal::NotStored { needed: coverage(0b10), stored: coverage(0b1) })
+    );
+    assert_eq!(
+        copy.scatter(GROUP, &[5, 5, 1, 1], coverage(0b11), coverage(0b11), &[0; 256]),
+        Err(CopyRefusal::Twice { block: 5 })
+    );
+    let nowhere = GroupIndex(1);
+    assert_eq!(copy.gather(nowhere, &ids, coverage(1), &mut packed), Err(CopyRefusal::NoGroup(nowhere)));
+}
