@@ -5,18 +5,26 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::watch;
 
 use crate::engine::Engine;
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::shutdown::Phase;
+use crate::task::{Group, Thread, thread};
+
+/// Probes and scrapers are few; more than this wait their turn.
+const MAX_CONNECTIONS: usize = 64;
+/// Who connects and asks nothing is dropped after this.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Without descriptors left, accepting fails at once and for as long as that lasts.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the answers are made of.
 #[derive(Debug)]
@@ -31,7 +39,7 @@ pub(crate) struct Sources {
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) address: SocketAddr,
-    thread: Option<JoinHandle<()>>,
+    _thread: Thread,
 }
 
 impl Admin {
@@ -45,16 +53,7 @@ impl Admin {
                 tracing::error!(%error, "the admin server has stopped; probes will fail");
             }
         };
-        let thread = std::thread::Builder::new().name("tenderd-admin".into()).spawn(work)?;
-        Ok(Self { address, thread: Some(thread) })
-    }
-}
-
-impl Drop for Admin {
-    fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            _ = thread.join();
-        }
+        Ok(Self { address, _thread: thread("tenderd-admin", work)? })
     }
 }
 
@@ -64,11 +63,11 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
     let stopped = async move { _ = phase.wait_for(|phase| *phase == Phase::Stopped).await };
     tokio::pin!(stopped);
     // Dropped at the end, and every connection with it.
-    let mut connections = tokio::task::JoinSet::new();
+    let mut connections = Group::new("probe");
     loop {
+        connections.room_for(MAX_CONNECTIONS).await;
         tokio::select! {
             () = &mut stopped => return Ok(()),
-            Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let sources = Arc::clone(&sources);
@@ -76,13 +75,14 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
                         let response = answer(&sources, &request);
                         async move { Ok::<_, Infallible>(response) }
                     });
-                    let http = hyper::server::conn::http1::Builder::new();
+                    let mut http = hyper::server::conn::http1::Builder::new();
+                    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false);
                     connections.spawn(async move { _ = http.serve_connection(TokioIo::new(stream), answer).await });
                 }
                 // Out of descriptors: wait for one to come free instead of spinning.
                 Err(error) => {
                     tracing::warn!(%error, "a probe could not be accepted");
-                    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
         }
@@ -94,7 +94,7 @@ fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
     match request.uri().path() {
         "/live" => reply(StatusCode::OK, "text/plain", "live\n".into()),
         "/ready" if phase.is_ready() => reply(StatusCode::OK, "text/plain", "ready\n".into()),
-        "/ready" => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("not ready: {phase:?}\n")),
+        "/ready" => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{}\n", phase.words())),
         "/metrics" => {
             let engine = sources.engine.get().map(Arc::as_ref);
             reply(StatusCode::OK, CONTENT_TYPE, sources.metrics.render(engine))

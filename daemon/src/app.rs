@@ -2,11 +2,12 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tender_proto::BootId;
 use tender_proto::shm::fd_socket_path;
 use tokio::net::{TcpListener, UnixListener};
@@ -18,6 +19,7 @@ use crate::config::{Config, Listen};
 use crate::engine::{Engine, StartError};
 use crate::fds;
 use crate::metrics::Metrics;
+use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
 use crate::task::{Task, blocking, spawn};
@@ -72,19 +74,35 @@ enum Bound {
     Tcp(TcpListener),
 }
 
-/// A socket's file; removed with this.
+/// A socket's file; removed with this, unless somebody has put another one there meanwhile.
 #[derive(Debug)]
-struct SocketFile(PathBuf);
+struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), inode: inode(path)? })
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        _ = std::fs::remove_file(&self.0);
+        if inode(&self.path).is_ok_and(|there| there == self.inode) {
+            _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
 impl RunningApp {
     /// Binds every socket first, so that a probe or an early client finds an open door, then opens the arena.
     pub async fn start(config: Config) -> Result<Self, AppError> {
+        raise_open_files();
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
         let mut sockets = Vec::new();
@@ -106,8 +124,10 @@ impl RunningApp {
             phase: watched,
             boot: BootId::from_random(rand::random()),
             started: Instant::now(),
-            shm_offered: bound.iter().any(|(_, bound)| matches!(bound, Bound::Unix { .. })),
-            copies: Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from)),
+            max_frame_bytes: config.max_frame_bytes,
+            max_calls_per_connection: config.max_calls_per_connection,
+            refusals: RefusalLog::default(),
+            copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
         });
         let mut app = Self {
             engine,
@@ -237,10 +257,24 @@ impl RunningApp {
     }
 }
 
-async fn bind_all(
-    config: &Config,
-    sockets: &mut Vec<SocketFile>,
-) -> Result<Vec<(Listen, Bound)>, AppError> {
+impl Drop for RunningApp {
+    fn drop(&mut self) {
+        // For whoever watches the phase, also when nobody called `shutdown`: the admin thread is joined after this.
+        self.phase.send_replace(Phase::Stopped);
+    }
+}
+
+/// Each session takes a connection and a staging region: a thousand of them are above the usual soft limit.
+fn raise_open_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
+    });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files stays as it is; very many clients may be refused");
+    }
+}
+
+async fn bind_all(config: &Config, sockets: &mut Vec<SocketFile>) -> Result<Vec<(Listen, Bound)>, AppError> {
     let mut bound = Vec::new();
     for place in &config.listen {
         let failed = |source| AppError::Bind { place: place.to_string(), source };
@@ -249,11 +283,11 @@ async fn bind_all(
                 make_parent(path).map_err(failed)?;
                 free_stale(path).await.map_err(failed)?;
                 let grpc = UnixListener::bind(path).map_err(failed)?;
-                sockets.push(SocketFile(path.clone()));
+                sockets.push(SocketFile::of(path).map_err(failed)?);
                 let fd_path = fd_socket_path(path);
                 _ = std::fs::remove_file(&fd_path);
                 let fds = fds::bind_packets(&fd_path).map_err(failed)?;
-                sockets.push(SocketFile(fd_path.clone()));
+                sockets.push(SocketFile::of(&fd_path).map_err(failed)?);
                 for path in [path, &fd_path] {
                     let mode = std::fs::Permissions::from_mode(config.socket_mode);
                     std::fs::set_permissions(path, mode).map_err(failed)?;
@@ -263,7 +297,9 @@ async fn bind_all(
             Listen::Tcp(address) => {
                 let tcp = TcpListener::bind(address.as_str()).await.map_err(failed)?;
                 let real = tcp.local_addr().map_err(failed)?;
-                let real = format!("tcp://{real}").parse().map_err(|_| failed(io::ErrorKind::AddrNotAvailable.into()))?;
+                let real = format!("tcp://{real}")
+                    .parse()
+                    .map_err(|_| failed(io::ErrorKind::AddrNotAvailable.into()))?;
                 (real, Bound::Tcp(tcp))
             }
         });
@@ -293,10 +329,9 @@ async fn free_stale(path: &Path) -> io::Result<()> {
 async fn open_engine(config: &Config) -> Result<Arc<Engine>, AppError> {
     let settings = config.engine.clone();
     let opening = blocking("open arena", move || Engine::new(settings, Arc::new(SystemClock)));
-    let opened = opening.await.map_err(|error| AppError::System {
-        what: "the arena's thread",
-        source: io::Error::other(error),
-    })?;
+    let opened = opening
+        .await
+        .map_err(|error| AppError::System { what: "the arena's thread", source: io::Error::other(error) })?;
     Ok(Arc::new(opened?))
 }
 
@@ -304,7 +339,7 @@ async fn open_engine(config: &Config) -> Result<Arc<Engine>, AppError> {
 fn log_progress() -> impl Fn(u64, u64) + Sync {
     let logged = std::sync::atomic::AtomicU64::new(0);
     move |done, total| {
-        let tenth = if total == 0 { 10 } else { done.saturating_mul(10) / total };
+        let tenth = done.saturating_mul(10).checked_div(total).unwrap_or(10);
         if tenth > logged.fetch_max(tenth, std::sync::atomic::Ordering::Relaxed) {
             tracing::info!(percent = tenth * 10, "touching the arena's pages");
         }

@@ -1,85 +1,133 @@
 //! The descriptor socket: a client that has a session gets the arena (read-only) and its staging region here. gRPC
 //! cannot carry descriptors.
+//!
+//! Who may connect is the file mode's to say; who gets memory is decided here, by what the system says about the
+//! other end: processes of the daemon's own user, and of root.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::unistd::geteuid;
 use tender_proto::Reason;
 use tender_proto::shm::{FdReply, FdRequest, recv_with_fds, send_with_fds};
 use tokio::io::Interest;
+use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::engine::{Engine, Handover};
+use crate::task::{Group, blocking};
 
 /// A client that connects and says nothing is dropped after this.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Clients served at one time; more wait in the socket's queue.
-const MAX_CLIENTS: usize = 64;
+const MAX_CLIENTS: usize = 512;
+/// The socket's queue: every session of a starting fleet may come at once.
+const BACKLOG: i32 = 1024;
+/// Without descriptors left, accepting fails at once and for as long as that lasts.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Binds the socket. It keeps packets apart (`SOCK_SEQPACKET`), which the listener's type does not show.
 pub(crate) fn bind_packets(path: &Path) -> io::Result<UnixListener> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
-    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(path)?)?;
-    listen(&fd, Backlog::new(128)?)?;
+    bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    listen(&fd, Backlog::new(BACKLOG)?)?;
     UnixListener::from_std(fd.into())
 }
 
 /// Serves until it is dropped.
 pub(crate) async fn serve(listener: UnixListener, engine: Arc<Engine>) {
-    let mut clients = tokio::task::JoinSet::new();
+    let mut clients = Group::new("descriptor client");
     loop {
-        while clients.len() >= MAX_CLIENTS {
-            clients.join_next().await;
-        }
+        clients.room_for(MAX_CLIENTS).await;
         match listener.accept().await {
-            Ok((client, _)) => {
-                let engine = Arc::clone(&engine);
-                clients.spawn(async move {
-                    if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, answer(&client, &engine)).await {
-                        tracing::debug!(%error, "a client of the descriptor socket was dropped");
-                    }
-                });
-            }
+            Ok((client, _)) => clients.spawn(attend(client, Arc::clone(&engine))),
             Err(error) => {
                 tracing::warn!(%error, "a client of the descriptor socket could not be accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-        while clients.try_join_next().is_some() {}
     }
 }
 
-async fn answer(client: &UnixStream, engine: &Engine) -> io::Result<()> {
-    let (packet, fds) = client.async_io(Interest::READABLE, || recv_with_fds(client.as_fd())).await?;
-    drop(fds);
-    let uid = client.peer_cred()?.uid();
-    let given = match FdRequest::decode(&packet) {
-        Some(request) => {
-            let given = engine.attach_staging(request.session, request.staging_bytes);
-            tracing::debug!(session = %request.session, uid, staging_bytes = request.staging_bytes, granted = given.is_ok(), "descriptors");
-            given
-        }
-        None => {
-            engine.count_refusal(Reason::Malformed);
-            Err(Reason::Malformed)
-        }
-    };
-    let (reply, given) = match &given {
+/// One client, one question.
+async fn attend(client: UnixStream, engine: Arc<Engine>) {
+    match tokio::time::timeout(PATIENCE, exchange(&client, engine)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::debug!(%error, "a client of the descriptor socket went away"),
+        Err(_) => tracing::debug!("a client of the descriptor socket said nothing and was dropped"),
+    }
+}
+
+async fn exchange(client: &UnixStream, engine: Arc<Engine>) -> io::Result<()> {
+    let peer = client.peer_cred()?;
+    // Descriptors that nobody asked for are closed at once.
+    let (packet, _) = client.async_io(Interest::READABLE, || recv_with_fds(client.as_fd())).await?;
+    if packet.is_empty() {
+        return Ok(());
+    }
+    let given = hand_over(&packet, peer, engine).await;
+    let (reply, fds) = match &given {
         Ok(given) => {
             let (arena_bytes, staging_bytes) = (given.arena_bytes, given.staging_bytes);
-            (FdReply::Granted { arena_bytes, staging_bytes }, Some(given))
+            (FdReply::Granted { arena_bytes, staging_bytes }, descriptors(given))
         }
-        Err(reason) => (FdReply::Refused(*reason), None),
+        Err(reason) => (FdReply::Refused(*reason), Vec::new()),
     };
-    let fds = given.map(descriptors).unwrap_or_default();
     client.async_io(Interest::WRITABLE, || send_with_fds(client.as_fd(), &reply.encode(), &fds)).await
+}
+
+async fn hand_over(packet: &[u8], peer: UCred, engine: Arc<Engine>) -> Result<Handover, Reason> {
+    let (uid, pid) = (peer.uid(), peer.pid().unwrap_or(0));
+    let Some(FdRequest { session, staging_bytes }) = FdRequest::decode(packet) else {
+        tracing::warn!(
+            uid,
+            pid,
+            bytes = packet.len(),
+            "a packet that is no request came to the descriptor socket"
+        );
+        engine.count_refusal(Reason::Malformed);
+        return Err(Reason::Malformed);
+    };
+    if !may_have(uid) {
+        tracing::warn!(uid, pid, %session, "a process of another user asked for shared memory and was refused");
+        engine.count_refusal(Reason::NotOwner);
+        return Err(Reason::NotOwner);
+    }
+    // Reserving a large region takes a while.
+    let given = blocking("staging", move || engine.attach_staging(session, staging_bytes)).await;
+    let given = given.unwrap_or(Err(Reason::Internal));
+    match &given {
+        Ok(given) => {
+            tracing::info!(%session, uid, pid, staging_bytes = given.staging_bytes, "shared memory handed over")
+        }
+        Err(reason) => {
+            tracing::warn!(%session, uid, pid, staging_bytes, %reason, "no shared memory for a session")
+        }
+    }
+    given
+}
+
+fn may_have(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
 }
 
 fn descriptors(given: &Handover) -> Vec<BorrowedFd<'_>> {
     std::iter::once(&given.arena).chain(&given.staging).map(AsFd::as_fd).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_for_the_same_user_and_for_root() {
+        let own = geteuid().as_raw();
+        assert!(may_have(own) && may_have(0));
+        assert!(!may_have(own + 1));
+    }
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabel, EncodeLabelSet, EncodeMetric, LabelSetEncoder};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeLabel, EncodeLabelSet, EncodeMetric, LabelSetEncoder,
+};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -39,6 +41,7 @@ impl EncodeLabelSet for Call {
 pub(crate) struct Metrics {
     received_shm_bytes: AtomicU64,
     received_grpc_bytes: AtomicU64,
+    sent_shm_bytes: AtomicU64,
     sent_grpc_bytes: AtomicU64,
     calls: Family<Call, Histogram, fn() -> Histogram>,
 }
@@ -50,6 +53,7 @@ impl Metrics {
         Self {
             received_shm_bytes: AtomicU64::new(0),
             received_grpc_bytes: AtomicU64::new(0),
+            sent_shm_bytes: AtomicU64::new(0),
             sent_grpc_bytes: AtomicU64::new(0),
             calls: Family::new_with_constructor(histogram),
         }
@@ -66,11 +70,13 @@ impl Metrics {
         };
         counter.fetch_add(bytes, Ordering::Relaxed);
     }
-    /// Payload went out. What local readers take from shared memory is not seen here.
+    /// Payload went out, or, for shared memory, a reader was told where it lies.
     pub(crate) fn sent(&self, path: Path, bytes: u64) {
-        if path == Path::Grpc {
-            self.sent_grpc_bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
+        let counter = match path {
+            Path::Shm => &self.sent_shm_bytes,
+            Path::Grpc => &self.sent_grpc_bytes,
+        };
+        counter.fetch_add(bytes, Ordering::Relaxed);
     }
     /// All metrics as OpenMetrics text. Before the engine is there, only what is counted here.
     pub(crate) fn render(&self, engine: Option<&Engine>) -> String {
@@ -80,6 +86,7 @@ impl Metrics {
         registry.register_collector(Box::new(Snapshot {
             received_shm_bytes: read(&self.received_shm_bytes),
             received_grpc_bytes: read(&self.received_grpc_bytes),
+            sent_shm_bytes: read(&self.sent_shm_bytes),
             sent_grpc_bytes: read(&self.sent_grpc_bytes),
             engine: engine.map(Engine::stats),
         }));
@@ -99,6 +106,7 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 struct Snapshot {
     received_shm_bytes: u64,
     received_grpc_bytes: u64,
+    sent_shm_bytes: u64,
     sent_grpc_bytes: u64,
     engine: Option<Stats>,
 }
@@ -114,9 +122,9 @@ impl Collector for Snapshot {
         )?;
         out.counters(
             "tender_sent_bytes",
-            "Payload sent to readers over the network; local readers take theirs from shared memory unseen",
+            "Payload for readers: sent over the network, or told where it lies in shared memory",
             &["path"],
-            [(vec!["grpc".into()], self.sent_grpc_bytes)],
+            [(vec!["shm".into()], self.sent_shm_bytes), (vec!["grpc".into()], self.sent_grpc_bytes)],
         )?;
         match &self.engine {
             Some(stats) => engine_metrics(&mut out, stats),
@@ -156,9 +164,8 @@ fn engine_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
 fn namespace_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
     let all = &stats.namespaces;
     let name = |n: &crate::engine::NamespaceStats| n.digest.to_string();
-    let rows = |value: fn(&crate::engine::NamespaceStats) -> u64| {
-        all.iter().map(move |n| (vec![name(n)], value(n)))
-    };
+    let rows =
+        |value: fn(&crate::engine::NamespaceStats) -> u64| all.iter().map(move |n| (vec![name(n)], value(n)));
     let label = &["namespace"];
     out.gauges("tender_ready_chunks", "Chunks that lookups find", label, rows(|n| n.ready_chunks))?;
     out.gauges("tender_ready_bytes", "Bytes of those chunks", label, rows(|n| n.ready_bytes))?;
@@ -190,7 +197,9 @@ impl Out<'_> {
         labels: &[&str],
         rows: impl IntoIterator<Item = Row>,
     ) -> std::fmt::Result {
-        let rows = rows.into_iter().map(|(values, n)| (values, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX))));
+        let rows = rows
+            .into_iter()
+            .map(|(values, n)| (values, ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX))));
         self.family(name, help, labels, rows)
     }
     fn counters(

@@ -33,9 +33,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match serve(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Once in the log, and once where somebody who has just typed the command looks.
-            tracing::error!(%error, "cannot start");
-            eprintln!("tenderd: {error}");
+            // Log and terminal are the same stream: once is enough.
+            tracing::error!("cannot start: {error}");
             ExitCode::from(CANNOT_START)
         }
     }

@@ -25,6 +25,15 @@ impl Phase {
     pub fn is_ready(self) -> bool {
         self == Self::Serving
     }
+    /// For a person who asks a probe.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Starting => "not ready: the arena is being prepared",
+            Self::Serving => "ready",
+            Self::Draining { .. } => "not ready: about to stop",
+            Self::Stopped => "not ready: stopped",
+        }
+    }
 }
 
 /// SIGTERM and SIGINT, which mean the same: stop in order. The second one means at once.

@@ -1,6 +1,6 @@
 //! The only place that spawns: every task has a name in the logs and ends when its handle is dropped.
 
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tracing::Instrument;
 
 /// A running task, aborted when this is dropped.
@@ -32,4 +32,47 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Result<T, JoinError> {
     let span = tracing::debug_span!("work", name);
     tokio::task::spawn_blocking(move || span.in_scope(work)).await
+}
+
+/// Tasks of one kind that come and go; all of them end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Group {
+    name: &'static str,
+    tasks: JoinSet<()>,
+}
+
+impl Group {
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, tasks: JoinSet::new() }
+    }
+    /// Starts one.
+    pub(crate) fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(work.instrument(tracing::debug_span!("task", name = self.name)));
+    }
+    /// Waits until fewer than `most` are running.
+    pub(crate) async fn room_for(&mut self, most: usize) {
+        while self.tasks.try_join_next().is_some() {}
+        while self.tasks.len() >= most {
+            self.tasks.join_next().await;
+        }
+    }
+}
+
+/// A thread that is waited for when this is dropped: tell it to end before.
+#[derive(Debug)]
+pub(crate) struct Thread(Option<std::thread::JoinHandle<()>>);
+
+/// Starts a thread.
+pub(crate) fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Thread> {
+    std::thread::Builder::new().name(name.into()).spawn(work).map(|handle| Thread(Some(handle)))
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0.take()
+            && handle.join().is_err()
+        {
+            tracing::error!("a thread panicked");
+        }
+    }
 }

@@ -41,10 +41,7 @@ impl v1::admin_server::Admin for AdminService {
                 "name one namespace, or set all",
             )),
         };
-        let scope = scope.map_err(|no| {
-            self.0.engine.count_refusal(no.reason);
-            no.to_status()
-        })?;
+        let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let answer = self.0.engine.reset(scope);
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,

@@ -1,42 +1,81 @@
 //! Messages to checked types and back.
 
 use bytes::Bytes;
-use tender_proto::{ChunkId, ContentDigest, PartIndex, Reason, Refusal, v1};
+use tender_proto::limits::{MAX_GROUPS, MAX_PARTS};
+use tender_proto::{ChainHash, ChunkId, ContentDigest, GroupIndex, PartIndex, Reason, Refusal, v1};
 
 use crate::engine::{
     Already, ChunkAnswer, CommitAsk, LeaseEnd, LookupAnswer, NamespaceStats, PartPlace, ReserveAnswer,
     ReserveAsk, Stats, StoreAnswer,
 };
 
+/// A group or part number that no namespace can have stands for every number too large for its type: the engine
+/// then refuses that item alone, like any other index out of range.
+fn index(raw: u32) -> u16 {
+    const { assert!(MAX_GROUPS < u16::MAX as usize) };
+    const { assert!(MAX_PARTS < u16::MAX as usize) };
+    u16::try_from(raw).unwrap_or(u16::MAX)
+}
+
+fn chunk(raw: &v1::ChunkId) -> Result<ChunkId, Refusal> {
+    Ok(ChunkId { group: GroupIndex(index(raw.group)), hash: ChainHash::parse(&raw.hash)? })
+}
+
 pub(super) fn chunks(raw: &[v1::ChunkId]) -> Result<Vec<ChunkId>, Refusal> {
-    raw.iter().map(ChunkId::parse).collect()
+    raw.iter().map(chunk).collect()
 }
 
-pub(super) fn part(raw: u32) -> Result<PartIndex, Refusal> {
-    u16::try_from(raw).map(PartIndex).map_err(|_| {
-        Refusal::new(Reason::PartOutOfRange, format!("part {raw}"), "use the index of a rank of the descriptor")
-    })
+pub(super) fn part(raw: u32) -> PartIndex {
+    PartIndex(index(raw))
 }
 
-pub(super) fn reserve_ask(raw: &v1::ReserveItem) -> Result<ReserveAsk, Refusal> {
-    let chunk = raw.chunk.as_ref().ok_or_else(|| {
-        Refusal::new(Reason::Malformed, "an item without a chunk", "say which chunk is to be stored")
-    })?;
+pub(super) fn reserve_ask(raw: &v1::ReserveItem) -> Result<ReserveAsk, Reason> {
+    let raw_chunk = raw.chunk.as_ref().ok_or(Reason::Malformed)?;
     Ok(ReserveAsk {
-        chunk: ChunkId::parse(chunk)?,
-        part: part(raw.part)?,
+        chunk: chunk(raw_chunk).map_err(|no| no.reason)?,
+        part: part(raw.part),
         coverage_bits: raw.coverage,
         bytes: raw.bytes,
     })
 }
 
-pub(super) fn commit_ask(raw: &v1::CommitItem) -> Result<CommitAsk, Refusal> {
+pub(super) fn commit_ask(raw: &v1::CommitItem) -> Result<CommitAsk, Reason> {
     Ok(CommitAsk {
         reservation: raw.reservation_id,
         staging_offset: raw.staging_offset_bytes,
         bytes: raw.bytes,
         coverage_bits: raw.coverage,
-        digest: ContentDigest::parse(&raw.digest)?,
+        digest: ContentDigest::parse(&raw.digest).map_err(|no| no.reason)?,
+    })
+}
+
+/// Items that can be asked, and for each item of the call the reason why it cannot.
+pub(super) fn sort_out<R, A>(
+    raw: &[R],
+    parse: impl Fn(&R) -> Result<A, Reason>,
+) -> (Vec<A>, Vec<Option<Reason>>) {
+    let mut asks = Vec::with_capacity(raw.len());
+    let no = |item| match parse(item) {
+        Ok(ask) => {
+            asks.push(ask);
+            None
+        }
+        Err(reason) => Some(reason),
+    };
+    let refused = raw.iter().map(no).collect();
+    (asks, refused)
+}
+
+/// The outcomes of a whole call, in its order: the engine's where it was asked, else the reason.
+pub(super) fn merge<A>(
+    refused: &[Option<Reason>],
+    answers: Vec<A>,
+    refusal: impl Fn(usize, Reason) -> A,
+) -> impl Iterator<Item = A> {
+    let mut answers = answers.into_iter();
+    refused.iter().enumerate().map_while(move |(i, refused)| match refused {
+        None => answers.next(),
+        Some(reason) => Some(refusal(i, *reason)),
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A reader that stops reading must not hold memory beyond its lease. Frames that wait for it inside the connection
 //! are copies already; what pins the arena is the part that this stream has open, and a timer closes it when the
-//! lease ends. The reader that comes back late gets the reason instead of more bytes.
+//! lease ends. The reader that comes back late finds its stream ended with the reason.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tender_proto::limits::FRAME_PAYLOAD_BYTES;
 use tender_proto::{PartIndex, Reason, Refusal, SessionId, v1};
 use tokio_stream::Stream;
 use tonic::Status;
@@ -26,6 +25,7 @@ pub(super) struct GetStream {
     metrics: Arc<Metrics>,
     session: SessionId,
     lease: u64,
+    max_frame_bytes: usize,
     items: Vec<(usize, PartIndex)>,
     /// Which item comes next, or is under way.
     item: usize,
@@ -54,16 +54,27 @@ impl AsRef<[u8]> for Whole {
 
 impl GetStream {
     pub(super) fn open(shared: &Shared, request: &v1::GetRequest) -> Result<Self, Refusal> {
+        let session = SessionId::parse(&request.session_id)?;
+        let max = shared.engine.config().max_batch_chunks;
+        if request.items.len() > max {
+            let subject = format!("a read of {} items", request.items.len());
+            return Err(Refusal::new(
+                Reason::TooLarge,
+                subject,
+                format!("ask for at most {max} in one call"),
+            ));
+        }
         let item = |item: &v1::GetItem| {
             let index = usize::try_from(item.chunk_index).unwrap_or(usize::MAX);
-            Ok((index, convert::part(item.part)?))
+            (index, convert::part(item.part))
         };
         Ok(Self {
             engine: Arc::clone(&shared.engine),
             metrics: Arc::clone(&shared.metrics),
-            session: SessionId::parse(&request.session_id)?,
+            session,
             lease: request.lease_id,
-            items: request.items.iter().map(item).collect::<Result<_, Refusal>>()?,
+            max_frame_bytes: shared.max_frame_bytes,
+            items: request.items.iter().map(item).collect(),
             item: 0,
             sent: 0,
             open: Arc::default(),
@@ -71,22 +82,21 @@ impl GetStream {
         })
     }
 
-    /// The next frame of the open part, or the first one of the next item.
-    fn next_frame(&mut self) -> Option<v1::GetFrame> {
+    /// The next frame of the open part, or the first one of the next item. A part that was begun and cannot be
+    /// ended is the end of the stream, since a frame that says so would be taken for more of it.
+    fn next_frame(&mut self) -> Option<Result<v1::GetFrame, Status>> {
         let &(chunk, part) = self.items.get(self.item)?;
         let first = self.sent == 0;
-        if first
-            && let Err(reason) = self.open_part(chunk, part)
-        {
-            return Some(self.failed(reason));
+        if first && let Err(reason) = self.open_part(chunk, part) {
+            return Some(Ok(self.failed(reason)));
         }
         let reader = match &*self.open.lock() {
             Open::Part(reader) => Some(Arc::clone(reader)),
             Open::Nothing | Open::Expired => None,
         };
-        let Some(reader) = reader else { return Some(self.failed(Reason::LeaseExpired)) };
+        let Some(reader) = reader else { return Some(Err(self.cut())) };
         let total = reader.as_ref().as_ref().len();
-        let end = total.min(self.sent + FRAME_PAYLOAD_BYTES);
+        let end = total.min(self.sent + self.max_frame_bytes);
         let mut frame = v1::GetFrame {
             item: u32::try_from(self.item).unwrap_or(u32::MAX),
             offset_bytes: self.sent as u64,
@@ -103,7 +113,16 @@ impl GetStream {
         if end == total {
             self.next_item();
         }
-        Some(frame)
+        Some(Ok(frame))
+    }
+
+    /// Nothing more comes; a client that asks on gets the end of the stream.
+    fn cut(&mut self) -> Status {
+        tracing::info!(session = %self.session, lease = self.lease, "a reader was slower than its lease; its stream is cut");
+        self.engine.count_refusal(Reason::LeaseExpired);
+        self.items.clear();
+        let advice = "do not use what came; read faster, or ask for a longer lease";
+        Refusal::new(Reason::LeaseExpired, "a stream of parts", advice).to_status()
     }
 
     fn open_part(&mut self, chunk: usize, part: PartIndex) -> Result<(), Reason> {
@@ -143,6 +162,6 @@ impl Stream for GetStream {
     type Item = Result<v1::GetFrame, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(self.next_frame().map(Ok))
+        Poll::Ready(self.next_frame())
     }
 }

@@ -1,7 +1,8 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
 //! `server` has the limits, `service` the calls with one answer, `session` the stream that a session lives by, `put`
-//! and `get` the streams of bytes, `admin` what operators ask, `convert` the messages' way to the checked types.
+//! and `get` the streams of bytes, `admin` what operators ask, `convert` the messages' way to the checked types,
+//! `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
 mod convert;
@@ -10,6 +11,8 @@ mod put;
 pub(crate) mod server;
 mod service;
 mod session;
+pub(crate) mod status;
+mod typed;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +23,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::shutdown::Phase;
+use status::RefusalLog;
 
 /// What every call needs.
 #[derive(Debug)]
@@ -29,8 +33,11 @@ pub(crate) struct Shared {
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) boot: BootId,
     pub(crate) started: Instant,
-    /// Whether local clients can get descriptors, that is, whether there is a Unix socket.
-    pub(crate) shm_offered: bool,
+    /// Payload of one frame, both ways.
+    pub(crate) max_frame_bytes: usize,
+    /// Calls under way on one connection.
+    pub(crate) max_calls_per_connection: usize,
+    pub(crate) refusals: RefusalLog,
     /// Commits that copy and hash at one time; more would only take the cores from lookups.
-    pub(crate) copies: Semaphore,
+    pub(crate) copies: Arc<Semaphore>,
 }

@@ -1,5 +1,6 @@
 //! The gRPC server: limits on both directions, over Unix sockets and TCP alike.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,51 +9,78 @@ use tender_proto::limits::{
 };
 use tender_proto::v1::admin_server::AdminServer;
 use tender_proto::v1::store_server::StoreServer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::server::{Connected, TcpIncoming};
+use tower::util::MapResponseLayer;
 
 use super::Shared;
 use super::admin::AdminService;
 use super::service::StoreService;
+use super::typed::typed;
 
 /// Streams of one connection. A client's session is one of them for its whole life, and a process may have many.
 const MAX_STREAMS_PER_CONNECTION: u32 = 8192;
 /// A peer that vanished without a word is noticed after these two.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-fn router(shared: &Arc<Shared>) -> Router {
-    let store = StoreServer::new(StoreService(Arc::clone(shared)))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let admin = AdminServer::new(AdminService(Arc::clone(shared)));
-    Server::builder()
-        .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
-        .max_frame_size(HTTP2_FRAME_BYTES)
-        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .add_service(store)
-        .add_service(admin)
-}
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Without descriptors left, accepting fails at once and for as long as that lasts.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves a Unix socket until `stop` is over, then until its calls are.
 pub(crate) async fn serve_unix(
     shared: Arc<Shared>,
-    listener: tokio::net::UnixListener,
+    listener: UnixListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    router(&shared).serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop).await
+    serve(shared, UnixListenerStream::new(listener), stop).await
 }
 
 /// Serves a TCP socket until `stop` is over, then until its calls are.
 pub(crate) async fn serve_tcp(
     shared: Arc<Shared>,
-    listener: tokio::net::TcpListener,
+    listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    router(&shared).serve_with_incoming_shutdown(incoming, stop).await
+    serve(shared, TcpIncoming::from(listener).with_nodelay(Some(true)), stop).await
+}
+
+async fn serve<C>(
+    shared: Arc<Shared>,
+    incoming: impl Stream<Item = io::Result<C>>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error>
+where
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let store = StoreServer::new(StoreService(Arc::clone(&shared)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let admin =
+        AdminServer::new(AdminService(Arc::clone(&shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let calls = shared.max_calls_per_connection;
+    Server::builder()
+        .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
+        .max_frame_size(HTTP2_FRAME_BYTES)
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .concurrency_limit_per_connection(calls)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .layer(MapResponseLayer::new(move |response| typed(&shared, response)))
+        .add_service(store)
+        .add_service(admin)
+        .serve_with_incoming_shutdown(incoming.then(unhurried), stop)
+        .await
+}
+
+async fn unhurried<C>(accepted: io::Result<C>) -> io::Result<C> {
+    if let Err(error) = &accepted {
+        tracing::warn!(%error, "a connection could not be accepted");
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+    accepted
 }

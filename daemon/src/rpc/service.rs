@@ -1,10 +1,12 @@
-//! The calls of `tender.v1.Store`, each thin.
+//! The calls of `tender.v1.Store`, each thin: decode, engine, encode.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use prost::Message;
+use tender_proto::limits::MAX_MESSAGE_BYTES;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, SessionId, v1};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
@@ -13,7 +15,7 @@ use super::convert;
 use super::get::GetStream;
 use super::session::SessionStream;
 use super::{Shared, put};
-use crate::engine::{CommitAsk, LeaseAsk, StoreAnswer};
+use crate::engine::{CommitAsk, LeaseAsk, LeaseGrant, ReserveAnswer, StoreAnswer};
 use crate::metrics::Path;
 
 /// The service, cheap to clone.
@@ -31,21 +33,23 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::SessionRequest>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let stream = SessionStream::open(&self.0, &request.into_inner()).map_err(|no| self.no(&no))?;
-        Ok(Response::new(Box::pin(stream)))
+        Ok(Response::new(Box::pin(SessionStream::open(&self.0, &request)?)))
     }
 
     async fn register(
         &self,
         request: Request<v1::RegisterRequest>,
     ) -> Result<Response<v1::RegisterResponse>, Status> {
-        self.answer("register", || {
-            let raw = request.into_inner();
-            let session = SessionId::parse(&raw.session_id)?;
+        let raw = request.into_inner();
+        let decode = || {
             let descriptor = raw.descriptor.as_ref().ok_or_else(|| {
                 Refusal::new(Reason::Malformed, "a registration without descriptor", "send the descriptor")
             })?;
-            let (descriptor, claimed) = (Descriptor::parse(descriptor)?, NamespaceDigest::parse(&raw.namespace)?);
+            let (session, claimed) =
+                (SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?);
+            Ok((session, Descriptor::parse(descriptor)?, claimed))
+        };
+        self.0.answer("register", decode, |(session, descriptor, claimed)| {
             let name = Some(raw.pinned_name.as_str()).filter(|name| !name.is_empty());
             let namespace = self.0.engine.register(session, descriptor, claimed, name)?;
             Ok(v1::RegisterResponse { namespace: Bytes::copy_from_slice(namespace.as_bytes()) })
@@ -56,19 +60,22 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::LookupRequest>,
     ) -> Result<Response<v1::LookupResponse>, Status> {
-        self.answer("lookup", || {
-            let raw = request.into_inner();
-            let session = SessionId::parse(&raw.session_id)?;
-            let namespace = NamespaceDigest::parse(&raw.namespace)?;
-            let ask = match raw.lease {
-                true => LeaseAsk::Lease {
-                    ttl: (raw.lease_ms > 0).then(|| Duration::from_millis(raw.lease_ms)),
-                    locate: raw.locate,
-                },
-                false => LeaseAsk::None,
-            };
-            let chunks = convert::chunks(&raw.chunks)?;
-            Ok(convert::lookup_answer(self.0.engine.lookup(session, namespace, &chunks, ask)?))
+        let raw = request.into_inner();
+        let decode = || {
+            let (session, namespace) =
+                (SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?);
+            Ok((session, namespace, convert::chunks(&raw.chunks)?))
+        };
+        self.0.answer("lookup", decode, |(session, namespace, chunks)| {
+            let ttl = (raw.lease_ms > 0).then(|| Duration::from_millis(raw.lease_ms));
+            let ask = if raw.lease { LeaseAsk::Lease { ttl, locate: raw.locate } } else { LeaseAsk::None };
+            let found = self.0.engine.lookup(session, namespace, &chunks, ask)?;
+            let lease = found.lease;
+            let answer = convert::lookup_answer(found);
+            self.0.fits_a_message(session, lease, &answer)?;
+            let located = answer.chunks.iter().flat_map(|chunk| &chunk.parts).map(|part| part.bytes).sum();
+            self.0.metrics.sent(Path::Shm, located);
+            Ok(answer)
         })
     }
 
@@ -76,24 +83,29 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::ReleaseResponse>, Status> {
-        self.answer("release", || {
-            let raw = request.into_inner();
-            let ends = self.0.engine.release(SessionId::parse(&raw.session_id)?, &raw.lease_ids)?;
-            Ok(v1::ReleaseResponse { outcomes: ends.into_iter().map(convert::lease_end).collect() })
-        })
+        let raw = request.into_inner();
+        self.0.answer(
+            "release",
+            || SessionId::parse(&raw.session_id),
+            |session| {
+                let ends = self.0.engine.release(session, &raw.lease_ids)?;
+                Ok(v1::ReleaseResponse { outcomes: ends.into_iter().map(convert::lease_end).collect() })
+            },
+        )
     }
 
     async fn reserve(
         &self,
         request: Request<v1::ReserveRequest>,
     ) -> Result<Response<v1::ReserveResponse>, Status> {
-        self.answer("reserve", || {
-            let raw = request.into_inner();
-            let session = SessionId::parse(&raw.session_id)?;
-            let namespace = NamespaceDigest::parse(&raw.namespace)?;
-            let asks = raw.items.iter().map(convert::reserve_ask).collect::<Result<Vec<_>, _>>()?;
+        let raw = request.into_inner();
+        let decode = || Ok((SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?));
+        self.0.answer("reserve", decode, |(session, namespace)| {
+            let (asks, refused) = convert::sort_out(&raw.items, convert::reserve_ask);
             let answers = self.0.engine.reserve(session, namespace, &asks)?;
-            Ok(v1::ReserveResponse { outcomes: answers.into_iter().map(convert::reserve_outcome).collect() })
+            self.0.count(&refused);
+            let merged = convert::merge(&refused, answers, |_, reason| ReserveAnswer::Refused(reason));
+            Ok(v1::ReserveResponse { outcomes: merged.map(convert::reserve_outcome).collect() })
         })
     }
 
@@ -101,25 +113,37 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::CommitRequest>,
     ) -> Result<Response<v1::CommitResponse>, Status> {
-        let raw = request.into_inner();
-        let parsed = SessionId::parse(&raw.session_id).and_then(|session| {
-            let asks = raw.items.iter().map(convert::commit_ask).collect::<Result<Vec<_>, _>>()?;
-            Ok((session, asks))
-        });
-        let (session, asks) = parsed.map_err(|no| self.malformed(&no))?;
         let start = Instant::now();
-        let answers = self.commit_aside(session, asks).await?;
+        let raw = request.into_inner();
+        let session = SessionId::parse(&raw.session_id).map_err(|no| self.0.refuse_here("commit", no))?;
+        let (asks, refused) = convert::sort_out(&raw.items, convert::commit_ask);
+        let answers = commit_aside(&self.0, session, asks).await?;
+        // A reservation is over after its commit, also after one that could not be read.
+        let unread = raw.items.iter().zip(&refused).filter(|(_, refused)| refused.is_some());
+        let unread: Vec<u64> = unread.map(|(item, _)| item.reservation_id).collect();
+        if !unread.is_empty() {
+            self.0.count(&refused);
+            self.0.engine.abort(session, &unread).map_err(|no| self.0.refuse("commit", no))?;
+        }
+        let merged = convert::merge(&refused, answers, |item, reason| StoreAnswer {
+            reservation: raw.items[item].reservation_id,
+            outcome: Err(reason),
+        });
+        let outcomes = merged.map(|answer| convert::store_outcome(&answer)).collect();
         self.0.metrics.call("commit", start.elapsed());
-        let outcomes = answers.iter().map(convert::store_outcome).collect();
         Ok(Response::new(v1::CommitResponse { outcomes }))
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
-        self.answer("abort", || {
-            let raw = request.into_inner();
-            self.0.engine.abort(SessionId::parse(&raw.session_id)?, &raw.reservation_ids)?;
-            Ok(v1::AbortResponse {})
-        })
+        let raw = request.into_inner();
+        self.0.answer(
+            "abort",
+            || SessionId::parse(&raw.session_id),
+            |session| {
+                self.0.engine.abort(session, &raw.reservation_ids)?;
+                Ok(v1::AbortResponse {})
+            },
+        )
     }
 
     async fn put(
@@ -133,52 +157,75 @@ impl v1::store_server::Store for StoreService {
     }
 
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<Self::GetStream>, Status> {
-        let stream = GetStream::open(&self.0, &request.into_inner()).map_err(|no| self.malformed(&no))?;
-        Ok(Response::new(Box::pin(stream)))
+        let stream = GetStream::open(&self.0, &request.into_inner());
+        Ok(Response::new(Box::pin(stream.map_err(|no| self.0.refuse_here("get", no))?)))
     }
 }
 
-impl StoreService {
-    fn answer<T>(
+impl Shared {
+    /// A call that takes no time. What does not decode is counted here, what is refused then was counted by the
+    /// engine.
+    fn answer<A, T>(
         &self,
         call: &'static str,
-        run: impl FnOnce() -> Result<T, Refusal>,
+        decode: impl FnOnce() -> Result<A, Refusal>,
+        act: impl FnOnce(A) -> Result<T, Refusal>,
     ) -> Result<Response<T>, Status> {
         let start = Instant::now();
-        let answer = run().map(Response::new).map_err(|no| self.no(&no));
-        self.0.metrics.call(call, start.elapsed());
-        answer
+        let ask = decode().map_err(|no| self.refuse_here(call, no))?;
+        let answer = act(ask).map_err(|no| self.refuse(call, no))?;
+        self.metrics.call(call, start.elapsed());
+        Ok(Response::new(answer))
     }
 
-    /// Copies and hashes off the threads that serve lookups, a few at a time.
-    async fn commit_aside(&self, session: SessionId, asks: Vec<CommitAsk>) -> Result<Vec<StoreAnswer>, Status> {
-        let broken = |what: String| {
-            Refusal::new(Reason::Internal, format!("a commit ({what})"), "try again; see the daemon's log").to_status()
-        };
-        let turn = self.0.copies.acquire().await.map_err(|error| broken(error.to_string()))?;
-        let shared = Arc::clone(&self.0);
-        // The caller may go away meanwhile; the copy then still runs to its end, and its outcome stands.
-        let (answers, sizes) = crate::task::blocking("commit", move || {
-            let sizes: u64 = asks.iter().map(|ask| ask.bytes).sum();
-            (shared.engine.commit(session, &asks), sizes)
-        })
-        .await
-        .map_err(|error| broken(error.to_string()))?;
-        drop(turn);
-        let answers = answers.map_err(|no| self.no(&no))?;
-        self.0.metrics.received(Path::Shm, sizes);
+    fn count(&self, refused: &[Option<Reason>]) {
+        refused.iter().flatten().for_each(|&reason| self.engine.count_refusal(reason));
+    }
+
+    /// Chunks of many parts can make an answer that no client would take; its lease must not stay then.
+    fn fits_a_message(
+        &self,
+        session: SessionId,
+        lease: Option<LeaseGrant>,
+        answer: &v1::LookupResponse,
+    ) -> Result<(), Refusal> {
+        let bytes = answer.encoded_len();
+        if bytes <= MAX_MESSAGE_BYTES {
+            return Ok(());
+        }
+        if let Some(lease) = lease {
+            self.engine.release(session, &[lease.id.get()])?;
+        }
+        self.engine.count_refusal(Reason::TooLarge);
+        Err(Refusal::new(
+            Reason::TooLarge,
+            format!("an answer of {bytes} bytes"),
+            "ask for fewer chunks in one call",
+        ))
+    }
+}
+
+/// Copies and hashes off the threads that serve lookups, a few at a time. The caller may go away meanwhile: the copy
+/// then runs to its end and its outcome stands.
+async fn commit_aside(
+    shared: &Arc<Shared>,
+    session: SessionId,
+    asks: Vec<CommitAsk>,
+) -> Result<Vec<StoreAnswer>, Status> {
+    let broken = || {
+        let no = Refusal::new(Reason::Internal, "a commit", "try again; the daemon's log says more");
+        shared.refuse_here("commit", no)
+    };
+    let turn = Arc::clone(&shared.copies).acquire_owned().await.map_err(|_| broken())?;
+    let worker = Arc::clone(shared);
+    let work = move || {
+        // Held until the copy is done, also when nobody waits for it any more.
+        let _turn = turn;
+        let answers = worker.engine.commit(session, &asks)?;
+        let stored = asks.iter().zip(&answers).filter(|(_, answer)| answer.outcome.is_ok());
+        worker.metrics.received(Path::Shm, stored.map(|(ask, _)| ask.bytes).sum());
         Ok(answers)
-    }
-
-    /// A refusal that the engine has counted.
-    pub(super) fn no(&self, refusal: &Refusal) -> Status {
-        tracing::debug!(%refusal, "refused");
-        refusal.to_status()
-    }
-
-    /// A refusal of a message that did not get to the engine.
-    fn malformed(&self, refusal: &Refusal) -> Status {
-        self.0.engine.count_refusal(refusal.reason);
-        self.no(refusal)
-    }
+    };
+    let done = crate::task::blocking("commit", work).await.map_err(|_| broken())?;
+    done.map_err(|no: Refusal| shared.refuse("commit", no))
 }

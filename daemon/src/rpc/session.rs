@@ -1,18 +1,22 @@
 //! The stream that a session lives by: when the client goes away, gRPC drops it, and the session ends with it.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tender_proto::limits::{FRAME_PAYLOAD_BYTES, PROTOCOL_VERSION};
+use tender_proto::limits::PROTOCOL_VERSION;
 use tender_proto::v1::session_event::Event;
 use tender_proto::{Reason, Refusal, SessionId, v1};
+use tokio::net::unix::UCred;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
-use tonic::Status;
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
 
 use super::Shared;
 use super::convert::millis;
@@ -21,6 +25,9 @@ use crate::shutdown::Phase;
 
 /// Often enough that a connection that died silently is noticed before its leases would end.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// A client's name goes into every log line about it.
+const MAX_CLIENT_NAME_BYTES: usize = 256;
 
 /// Ends the session when it is dropped.
 #[derive(Debug)]
@@ -42,32 +49,32 @@ pub(super) struct SessionStream {
     opened: Option<v1::SessionOpened>,
     heartbeat: Interval,
     phase: WatchStream<Phase>,
+    /// The word about stopping was given. It comes before the end even where the drain took no time.
+    warned: bool,
 }
 
 impl SessionStream {
-    pub(super) fn open(shared: &Shared, request: &v1::SessionRequest) -> Result<Self, Refusal> {
-        if request.protocol_version != PROTOCOL_VERSION {
-            shared.engine.count_refusal(Reason::VersionMismatch);
-            return Err(Refusal::new(
-                Reason::VersionMismatch,
-                format!("protocol version {}", request.protocol_version),
-                format!("this daemon speaks version {PROTOCOL_VERSION}; run client and daemon of one release"),
-            ));
-        }
+    pub(super) fn open(shared: &Shared, request: &Request<v1::SessionRequest>) -> Result<Self, Status> {
+        let peer = Peer::of(request);
+        let request = request.get_ref();
+        check(request).map_err(|no| shared.refuse_here("session", no))?;
         let engine = &shared.engine;
-        let id = engine.open_session(&request.client_name, request.pid)?;
+        // The engine's own lines about the session say who is behind it.
+        let opening = tracing::info_span!("peer", %peer);
+        let opened = opening.in_scope(|| engine.open_session(&request.client_name, request.pid));
+        let id = opened.map_err(|no| shared.refuse("session", no))?;
         let session = OpenSession { engine: Arc::clone(engine), id };
         let config = engine.config();
         let opened = v1::SessionOpened {
             session_id: Bytes::copy_from_slice(id.as_bytes()),
             boot_id: Bytes::copy_from_slice(shared.boot.as_bytes()),
             daemon_version: env!("CARGO_PKG_VERSION").into(),
-            shm_offered: shared.shm_offered,
+            shm_offered: matches!(peer, Peer::Local(_)),
             arena_bytes: engine.arena_file_bytes(),
             default_lease_ms: millis(config.default_lease),
             max_lease_ms: millis(config.max_lease),
             reservation_ms: millis(config.reservation),
-            max_frame_bytes: FRAME_PAYLOAD_BYTES as u64,
+            max_frame_bytes: shared.max_frame_bytes as u64,
             max_part_bytes: engine.max_part_bytes(),
             max_batch_chunks: u32::try_from(config.max_batch_chunks).unwrap_or(u32::MAX),
             max_staging_bytes: config.max_staging_bytes,
@@ -76,7 +83,68 @@ impl SessionStream {
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
         let phase = WatchStream::from_changes(shared.phase.clone());
-        Ok(Self { _session: session, opened: Some(opened), heartbeat, phase })
+        Ok(Self { _session: session, opened: Some(opened), heartbeat, phase, warned: false })
+    }
+
+    /// What a change of the daemon's phase means for a session; `None` where it means nothing.
+    fn on(&mut self, phase: Option<Phase>) -> Option<Poll<Option<<Self as Stream>::Item>>> {
+        let grace_ms = match phase {
+            Some(Phase::Starting | Phase::Serving) => return None,
+            Some(Phase::Draining { grace }) => millis(grace),
+            Some(Phase::Stopped) | None => 0,
+        };
+        if self.warned {
+            return Some(Poll::Ready(None));
+        }
+        self.warned = true;
+        Some(event(Event::Draining(v1::Draining { grace_ms })))
+    }
+}
+
+fn event(event: Event) -> Poll<Option<Result<v1::SessionEvent, Status>>> {
+    Poll::Ready(Some(Ok(v1::SessionEvent { event: Some(event) })))
+}
+
+fn check(request: &v1::SessionRequest) -> Result<(), Refusal> {
+    if request.protocol_version != PROTOCOL_VERSION {
+        return Err(Refusal::new(
+            Reason::VersionMismatch,
+            format!("protocol version {}", request.protocol_version),
+            format!("this daemon speaks version {PROTOCOL_VERSION}; run client and daemon of one release"),
+        ));
+    }
+    if request.client_name.len() > MAX_CLIENT_NAME_BYTES {
+        let subject = format!("a client name of {} bytes", request.client_name.len());
+        let advice = format!("use at most {MAX_CLIENT_NAME_BYTES}");
+        return Err(Refusal::new(Reason::Malformed, subject, advice));
+    }
+    Ok(())
+}
+
+/// Who opened a session, as the system says.
+#[derive(Debug)]
+enum Peer {
+    /// Over a Unix socket; its credentials if the system told them.
+    Local(Option<UCred>),
+    Remote(Option<SocketAddr>),
+}
+
+impl Peer {
+    fn of<T>(request: &Request<T>) -> Self {
+        match request.extensions().get::<UdsConnectInfo>() {
+            Some(info) => Self::Local(info.peer_cred),
+            None => Self::Remote(request.remote_addr()),
+        }
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(Some(cred)) => write!(f, "local uid={} pid={}", cred.uid(), cred.pid().unwrap_or(0)),
+            Self::Remote(Some(address)) => address.fmt(f),
+            Self::Local(None) | Self::Remote(None) => f.write_str("unknown"),
+        }
     }
 }
 
@@ -84,21 +152,14 @@ impl Stream for SessionStream {
     type Item = Result<v1::SessionEvent, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let event = |event| Poll::Ready(Some(Ok(v1::SessionEvent { event: Some(event) })));
         if let Some(opened) = self.opened.take() {
             return event(Event::Opened(opened));
         }
-        match Pin::new(&mut self.phase).poll_next(context) {
-            Poll::Ready(Some(Phase::Draining { grace })) => {
-                return event(Event::Draining(v1::Draining { grace_ms: millis(grace) }));
+        while let Poll::Ready(phase) = Pin::new(&mut self.phase).poll_next(context) {
+            if let Some(told) = self.on(phase) {
+                // After the word comes the end: asked again, the phase says so or wakes us when it does.
+                return told;
             }
-            // The server stops: so does every session.
-            Poll::Ready(Some(Phase::Stopped) | None) => return Poll::Ready(None),
-            Poll::Ready(Some(Phase::Starting | Phase::Serving)) => {
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            Poll::Pending => {}
         }
         match self.heartbeat.poll_tick(context) {
             Poll::Ready(_) => event(Event::Heartbeat(v1::Heartbeat {})),
