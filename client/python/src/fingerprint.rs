@@ -11,10 +11,10 @@ use pyo3::types::PyBytes;
 /// Files up to this size are read whole.
 const WHOLE_FILE_BYTES: u64 = 64 << 20;
 /// Larger weights files are sampled: one piece of this size ...
-const SAMPLE_BYTES: u64 = 64 << 10;
+const SAMPLE_BYTES: usize = 64 << 10;
 /// ... at the start of every stride, and the last piece. A changed tensor of a stride or more is always seen;
 /// 140 GB of weights cost 0.6 GB of reading.
-const SAMPLE_STRIDE_BYTES: u64 = 16 << 20;
+const SAMPLE_STRIDE_BYTES: usize = 16 << 20;
 
 /// A digest over fields, each framed by its tag and its length, so that two different lists of fields never feed
 /// the same bytes.
@@ -92,9 +92,9 @@ fn whole(mut file: &File) -> io::Result<blake3::Hash> {
 fn sampled(file: &File, bytes: u64) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new_derive_key("tender 2026-11 sampled file v1");
     hasher.update(&bytes.to_le_bytes());
-    let mut piece = vec![0; SAMPLE_BYTES as usize];
-    let last = bytes - SAMPLE_BYTES;
-    for at in (0..last).step_by(SAMPLE_STRIDE_BYTES as usize).chain([last]) {
+    let mut piece = vec![0; SAMPLE_BYTES];
+    let last = bytes - SAMPLE_BYTES as u64;
+    for at in (0..last).step_by(SAMPLE_STRIDE_BYTES).chain([last]) {
         file.read_exact_at(&mut piece, at)?;
         hasher.update(&piece);
     }
