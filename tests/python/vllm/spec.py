@@ -95,6 +95,7 @@ class Spec:
                 "kv_connector": "TenderConnector",
                 "kv_connector_module_path": "tender_kv.vllm",
                 "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": self.connector,
             }
         return arguments
