@@ -157,6 +157,9 @@ class PrivateDaemon:
                 self._stop()
                 raise NoDaemon(f"the private tenderd did not answer within {START_LIMIT_S:.0f} s")
             time.sleep(0.02)
+        # Clients get the arena by its descriptor. Without a name its memory goes with the daemon, even if that is
+        # killed, as an engine does to what its processes started.
+        _arena(self.folder).unlink(missing_ok=True)
 
     def _stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not help. The daemon may be another process's child."""
