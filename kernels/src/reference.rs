@@ -97,6 +97,7 @@ const fn size(bytes: u64) -> usize {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use proptest::prelude::*;
 

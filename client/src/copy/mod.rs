@@ -6,6 +6,7 @@
 mod host;
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 mod tests;
 
 use std::fmt;

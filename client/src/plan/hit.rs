@@ -28,7 +28,7 @@ pub(super) fn boundary(
     unit: HitUnit,
 ) -> u64 {
     let tokens_per_block = u64::from(group.tokens_per_block.get());
-    if computed % tokens_per_block != 0 {
+    if !computed.is_multiple_of(tokens_per_block) {
         return computed;
     }
     let there = |block: u64| {

@@ -23,7 +23,7 @@ pub(super) fn items(
     let mut items: Vec<LoadItem> = Vec::new();
     for (index, (group, table)) in descriptor.groups.iter().zip(tables).enumerate() {
         let tokens_per_block = u64::from(group.tokens_per_block.get());
-        if range.start % tokens_per_block != 0 || range.end % tokens_per_block != 0 {
+        if [range.start, range.end].iter().any(|edge| !edge.is_multiple_of(tokens_per_block)) {
             return None;
         }
         let first_item = items.len();

@@ -19,8 +19,10 @@ mod store;
 mod wire;
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 mod model;
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 mod tests;
 
 pub use config::{HitUnit, PlanConfig, PlanCounters};
