@@ -166,12 +166,16 @@ class PrivateDaemon:
         for how in (signal.SIGTERM, signal.SIGKILL):
             pid = self.pid
             if pid is None:
-                return
+                break
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
             deadline = time.monotonic() + STOP_LIMIT_S
             while self.pid is not None and time.monotonic() < deadline:
                 time.sleep(0.02)
+        if self._child is not None:
+            # It has let go of its command line, and may be busy giving its memory back.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(STOP_LIMIT_S)
 
 
 def modest_arena_bytes() -> int:
