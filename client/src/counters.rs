@@ -50,7 +50,7 @@ macro_rules! counters {
         #[serde(default)]
         #[non_exhaustive]
         pub struct Counters {
-            /// `shm`, `grpc`, or `none` while no session is up.
+            /// `shm`, `grpc`, or `none`: no session is up, or it moves no bytes, as a scheduler's.
             pub transport: String,
             /// `up`, `draining`, `down`, or `refused` when the daemon said no to this client.
             pub session: String,

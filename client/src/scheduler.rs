@@ -3,27 +3,26 @@
 //! All calls come from one engine thread. The only one that waits is [`SchedulerSide::match_prefix`], and the
 //! matches of one step wait together for at most `lookup_wait`.
 
+mod lookup;
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tender_proto::{ChunkId, Descriptor, NamespaceDigest, Reason};
+use tender_proto::{Descriptor, NamespaceDigest};
 
-use crate::client::{Client, Pace, Purpose};
+use crate::client::{Client, Purpose};
 use crate::config::ClientConfig;
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::fuse::Fuse;
 use crate::hash::{RequestInputs, Uncacheable};
 use crate::lease::HeldLease;
-use crate::plan::{ChunkView, Finish, PlanConfig, PlanCounters, Planner, StepInput, StepPlan};
-use crate::session::Session;
-use crate::transport::calls::{ChunkAnswer, LookupAsk};
-
-/// How long an answer without a hit is believed while its request waits to be scheduled.
-const MISS_TTL: Duration = Duration::from_millis(500);
+use crate::plan::{Finish, PlanConfig, PlanCounters, Planner, StepInput, StepPlan};
+use lookup::Lookup;
 
 /// What the daemon holds of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,27 +69,6 @@ struct Request {
     asked_tokens: Option<u64>,
 }
 
-#[derive(Debug, Default)]
-enum Lookup {
-    #[default]
-    None,
-    UnderWay {
-        answer: Receiver<Result<Found, Reason>>,
-        since: Instant,
-    },
-    Answered {
-        views: Vec<ChunkView>,
-        at: Instant,
-    },
-}
-
-/// An answer on its way; dropping it gives the lease back.
-#[derive(Debug)]
-struct Found {
-    chunks: Vec<ChunkAnswer>,
-    lease: Option<HeldLease>,
-}
-
 impl SchedulerSide {
     /// Starts a scheduler. Nothing matches and nothing is planned until [`SchedulerSide::set_descriptor`].
     pub fn new(config: ClientConfig, plan: PlanConfig) -> Result<Self, ClientError> {
@@ -118,26 +96,22 @@ impl SchedulerSide {
 
     /// A request came in. What makes it uncacheable is counted; it is then neither looked up nor stored.
     pub fn new_request(&self, id: &str, prompt_tokens: u64, inputs: Result<RequestInputs, Uncacheable>) {
-        self.guarded(
-            "new_request",
-            || (),
-            |state| {
-                self.client.tally().requests.one();
-                // An id that comes again is another request.
-                state.requests.remove(id);
-                let Some(planned) = &mut state.planned else { return };
-                match inputs {
-                    Ok(inputs) => {
-                        planned.planner.add_request(id, prompt_tokens, &inputs);
-                        state.requests.insert(id.to_owned(), Request::default());
-                    }
-                    Err(why) => {
-                        self.client.tally().uncacheable_requests.one();
-                        tracing::debug!(request = id, %why, "not cached");
-                    }
+        self.quietly("new_request", |state| {
+            self.client.tally().requests.one();
+            // An id that comes again is another request.
+            state.requests.remove(id);
+            let Some(planned) = &mut state.planned else { return };
+            match inputs {
+                Ok(inputs) => {
+                    planned.planner.add_request(id, prompt_tokens, &inputs);
+                    state.requests.insert(id.to_owned(), Request::default());
                 }
-            },
-        );
+                Err(why) => {
+                    self.client.tally().uncacheable_requests.one();
+                    tracing::debug!(request = id, %why, "not cached");
+                }
+            }
+        });
     }
 
     /// How many tokens beyond `computed` the daemon holds for this request. `tokens` are all its tokens so far.
@@ -146,109 +120,56 @@ impl SchedulerSide {
     }
 
     fn try_match(&self, state: &mut State, id: &str, tokens: &[u32], computed: u64) -> Match {
-        let State { planned: Some(planned), requests, wait_left, .. } = state else { return Match::None };
+        let State { planned: Some(planned), requests, wait_left } = state else { return Match::None };
         let Some(request) = requests.get_mut(id) else { return Match::None };
         let keys = planned.planner.lookup_keys(id, tokens);
-        request.forget_stale(keys.len());
         request.asked_tokens = Some((tokens.len() as u64).saturating_sub(computed));
         if keys.is_empty() {
             return Match::None;
         }
+        request.lookup.forget_stale(keys.len());
         if let Lookup::None = request.lookup {
-            match self.client.session(planned.namespace) {
-                Ok(session) => request.lookup = self.start_lookup(planned, &session, keys),
-                Err(reason) => {
-                    self.client.tally().lookup_failed(reason);
-                    request.lookup = Lookup::answered(Vec::new());
+            request.lookup = match self.client.session(planned.namespace) {
+                Ok(session) => {
+                    let descriptor = Arc::clone(&planned.descriptor);
+                    Lookup::start(&self.client, session, descriptor, planned.namespace, keys)
                 }
-            }
+                Err(reason) => Lookup::failed(&self.client, reason),
+            };
         }
-        if let Some(pending) = self.settle(request, wait_left) {
-            return pending;
-        }
-        let Lookup::Answered { views, .. } = &request.lookup else { return Match::None };
-        let hit = match views.is_empty() {
+        let Some(answered) = request.lookup.settle(&self.client, wait_left) else {
+            self.client.tally().lookups_later.one();
+            return Match::Later;
+        };
+        let hit = match answered.views.is_empty() {
             true => 0,
-            false => planned.planner.hit_tokens(id, views, tokens.len() as u64, computed),
+            false => planned.planner.hit_tokens(id, &answered.views, tokens.len() as u64, computed),
         };
         if hit == 0 {
-            request.lease = None;
+            answered.lease = None;
             return Match::None;
         }
         Match::Hit(hit)
     }
 
-    fn start_lookup(&self, planned: &Planned, session: &Arc<Session>, keys: Vec<ChunkId>) -> Lookup {
-        self.client.tally().lookups.one();
-        let (sender, answer) = sync_channel(1);
-        let (client, session) = (self.client.clone(), Arc::clone(session));
-        let (descriptor, namespace) = (Arc::clone(&planned.descriptor), planned.namespace);
-        self.client.runtime().spawn(async move {
-            let found = find(&client, &session, &descriptor, namespace, &keys).await;
-            // Nobody may be waiting any more; the lease in it then gives itself back.
-            _ = sender.send(found);
-        });
-        Lookup::UnderWay { answer, since: Instant::now() }
-    }
-
-    /// Waits for a lookup as long as this step may. `None`: the lookup is answered, well or not.
-    fn settle(&self, request: &mut Request, wait_left: &mut Duration) -> Option<Match> {
-        let Lookup::UnderWay { answer, since } = &request.lookup else { return None };
-        let start = Instant::now();
-        let limit = self.client.config().lookup_deadline;
-        let left = limit.saturating_sub(start.duration_since(*since));
-        let answer = match answer.try_recv() {
-            Err(TryRecvError::Empty) => answer.recv_timeout(left.min(*wait_left)).ok(),
-            Ok(answer) => Some(answer),
-            Err(TryRecvError::Disconnected) => Some(Err(Reason::Internal)),
-        };
-        *wait_left = wait_left.saturating_sub(start.elapsed());
-        let found = match answer {
-            Some(found) => found,
-            None if since.elapsed() >= limit => Err(Reason::Deadline),
-            None => {
-                self.client.tally().lookups_later.one();
-                return Some(Match::Later);
-            }
-        };
-        let views = match found {
-            Ok(found) => {
-                request.lease = found.lease;
-                found.chunks.iter().map(view).collect()
-            }
-            Err(reason) => {
-                self.client.tally().lookup_failed(reason);
-                Vec::new()
-            }
-        };
-        let missed = views.iter().filter(|view| !matches!(view, ChunkView::Ready(_))).count();
-        self.client.tally().missed_chunks.add(missed as u64);
-        request.lookup = Lookup::answered(views);
-        None
-    }
-
     /// The engine has given the request its blocks and takes `external_tokens` of the match.
     pub fn allocated(&self, id: &str, blocks: &[Vec<u32>], external_tokens: u64) {
-        self.guarded(
-            "allocated",
-            || (),
-            |state| {
-                let State { planned: Some(planned), requests, .. } = state else { return };
-                let Some(request) = requests.get_mut(id) else { return };
-                planned.planner.allocated(id, blocks, external_tokens);
-                // Once for each admission, however often the engine asked before.
-                if let Some(asked) = request.asked_tokens.take() {
-                    let tally = self.client.tally();
-                    tally.queries.one();
-                    tally.query_tokens.add(asked);
-                    tally.hit_tokens.add(external_tokens.min(asked));
-                }
-                request.lookup = Lookup::None;
-                if external_tokens == 0 {
-                    request.lease = None;
-                }
-            },
-        );
+        self.quietly("allocated", |state| {
+            let State { planned: Some(planned), requests, .. } = state else { return };
+            let Some(request) = requests.get_mut(id) else { return };
+            planned.planner.allocated(id, blocks, external_tokens);
+            // Once for each admission, however often the engine asked before.
+            if let Some(asked) = request.asked_tokens.take() {
+                let tally = self.client.tally();
+                tally.queries.one();
+                tally.query_tokens.add(asked);
+                tally.hit_tokens.add(external_tokens.min(asked));
+            }
+            let lease = std::mem::take(&mut request.lookup).into_lease();
+            if external_tokens > 0 {
+                request.lease = lease;
+            }
+        });
     }
 
     /// Plans a step; the bytes go to every worker. Empty when there is nothing to do.
@@ -265,32 +186,24 @@ impl SchedulerSide {
 
     /// A request is over.
     pub fn finished(&self, id: &str, finish: Finish) {
-        self.guarded(
-            "finished",
-            || (),
-            |state| {
-                if state.requests.remove(id).is_some()
-                    && let Some(planned) = &mut state.planned
-                {
-                    planned.planner.finished(id, &finish);
-                }
-            },
-        );
+        self.quietly("finished", |state| {
+            if state.requests.remove(id).is_some()
+                && let Some(planned) = &mut state.planned
+            {
+                planned.planner.finished(id, &finish);
+            }
+        });
     }
 
     /// The workers are done with these requests' loads: their leases are given back.
     pub fn loads_finished(&self, ids: &[String]) {
-        self.guarded(
-            "loads_finished",
-            || (),
-            |state| {
-                for id in ids {
-                    if let Some(request) = state.requests.get_mut(id) {
-                        request.lease = None;
-                    }
+        self.quietly("loads_finished", |state| {
+            for id in ids {
+                if let Some(request) = state.requests.get_mut(id) {
+                    request.lease = None;
                 }
-            },
-        );
+            }
+        });
     }
 
     /// Forgets everything stored in this namespace, here and at the daemon. False: the daemon could not be
@@ -344,6 +257,11 @@ impl SchedulerSide {
         self.client.stop();
     }
 
+    /// For what has nothing to say.
+    fn quietly(&self, what: &'static str, body: impl FnOnce(&mut State)) {
+        self.guarded(what, || (), body);
+    }
+
     fn guarded<T>(
         &self,
         what: &'static str,
@@ -351,56 +269,5 @@ impl SchedulerSide {
         body: impl FnOnce(&mut State) -> T,
     ) -> T {
         self.fuse.run(what, otherwise, || body(&mut self.state.lock()))
-    }
-}
-
-impl Lookup {
-    fn answered(views: Vec<ChunkView>) -> Self {
-        Self::Answered { views, at: Instant::now() }
-    }
-}
-
-impl Request {
-    /// An answer is used as long as its lease is good (a hit) or for a short while (a miss), and only for as
-    /// many chunks as were asked for.
-    fn forget_stale(&mut self, keys: usize) {
-        let Lookup::Answered { views, at } = &self.lookup else { return };
-        let now = Instant::now();
-        let fresh = match &self.lease {
-            Some(lease) => lease.is_good(now) && views.len() == keys,
-            None => now.duration_since(*at) < MISS_TTL,
-        };
-        if !fresh {
-            self.lookup = Lookup::None;
-            self.lease = None;
-        }
-    }
-}
-
-async fn find(
-    client: &Client,
-    session: &Arc<Session>,
-    descriptor: &Descriptor,
-    namespace: NamespaceDigest,
-    keys: &[ChunkId],
-) -> Result<Found, Reason> {
-    if keys.len() > session.limits.max_batch_chunks {
-        return Err(Reason::TooMany);
-    }
-    let deadline = Instant::now() + client.config().lookup_deadline;
-    // The daemon's default lease: how long the request will wait for its worker is not known here.
-    let ask = LookupAsk { lease: Duration::ZERO, locate: false };
-    let call = session.calls.lookup(descriptor, namespace, keys, ask);
-    let answer = client.ask(session, deadline, Pace::Quick, call).await?;
-    let lease = answer.lease.map(|grant| HeldLease::new(client, session, grant));
-    Ok(Found { chunks: answer.chunks, lease })
-}
-
-/// What is being stored counts as not there: nobody waits for it (rule 4).
-fn view(answer: &ChunkAnswer) -> ChunkView {
-    match answer {
-        ChunkAnswer::Ready { coverage, .. } => ChunkView::Ready(*coverage),
-        ChunkAnswer::Pending => ChunkView::Pending,
-        ChunkAnswer::Miss(_) => ChunkView::Miss,
     }
 }

@@ -3,6 +3,9 @@
 //! Everything the engine calls returns at once, except [`WorkerSide::begin_step`] and [`WorkerSide::end_step`],
 //! which copy the blocks to be stored into staging first, and [`WorkerSide::flush`], which waits by order.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -191,6 +194,3 @@ fn check_sizes(descriptor: &Descriptor, part: PartIndex, layout: &ProvedLayout) 
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests;

@@ -111,6 +111,8 @@ impl<'a> Assembly<'a> {
         self.digest = Some(digest);
         self.hasher.reset();
         self.buffer.clear();
+        // Not the daemon's number: it was checked against ours above.
+        self.buffer.reserve_exact(usize::try_from(item.bytes).map_err(|_| Broken(Reason::TooLarge))?);
         Ok(())
     }
 

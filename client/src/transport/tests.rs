@@ -21,6 +21,9 @@ use crate::session::Session;
 const BOTH: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Grpc];
 const PART: PartIndex = PartIndex(0);
 
+/// What reached the sink of each item, and how the item ended.
+type Read = (Vec<Option<Vec<u8>>>, Vec<Result<(), Reason>>);
+
 struct Rig {
     daemon: FakeDaemon,
     client: Client,
@@ -58,7 +61,8 @@ impl Rig {
         let namespace = client.register(Arc::clone(&descriptor));
         assert!(client.wait_until_up(Duration::from_secs(20)));
         let session = client.session(namespace).unwrap();
-        let expected = if transport == TransportChoice::Shm { TransportKind::Shm } else { TransportKind::Grpc };
+        let expected =
+            if transport == TransportChoice::Shm { TransportKind::Shm } else { TransportKind::Grpc };
         assert_eq!(session.transport.as_ref().unwrap().kind(), expected);
         assert_eq!(client.counters().transport, expected.name());
         Self { daemon, client, descriptor, namespace, session }
@@ -92,12 +96,8 @@ impl Rig {
         outcomes.into_iter().map(|outcome| outcome.map(|stored| stored.chunk_ready)).collect()
     }
 
-    /// Reads parts that were stored with these coverages; what reached the sink, and how each item ended.
-    fn read(
-        &self,
-        wanted: &[(ChunkId, Coverage)],
-        deadline: Instant,
-    ) -> Result<(Vec<Option<Vec<u8>>>, Vec<Result<(), Reason>>), Reason> {
+    /// Reads parts that were stored with these coverages.
+    fn read(&self, wanted: &[(ChunkId, Coverage)], deadline: Instant) -> Result<Read, Reason> {
         let transport = self.session.transport.as_ref().unwrap();
         let chunks: Vec<_> = wanted.iter().map(|(chunk, _)| *chunk).collect();
         let ask = LookupAsk { lease: Duration::from_secs(10), locate: transport.locates() };
@@ -198,7 +198,9 @@ fn one_part(rig: &Rig) -> Vec<(ChunkId, Coverage)> {
 fn a_lying_daemon_gets_no_byte_through() {
     for transport in BOTH {
         let over_network = transport == TransportChoice::Grpc;
-        for trick in [Trick::OtherLength, Trick::OtherBytes, Trick::OutOfRange, Trick::NothingButOk, Trick::CutAt(60)] {
+        for trick in
+            [Trick::OtherLength, Trick::OtherBytes, Trick::OutOfRange, Trick::NothingButOk, Trick::CutAt(60)]
+        {
             if trick == Trick::CutAt(60) && !over_network {
                 continue;
             }
@@ -294,7 +296,8 @@ fn a_daemon_of_another_version_is_not_asked_again_and_again() {
 
 #[test]
 fn a_client_without_a_daemon_answers_at_once() {
-    let client = Client::new(ClientConfig::new("unix:/nonexistent/t.sock".parse().unwrap()), Purpose::Data).unwrap();
+    let client =
+        Client::new(ClientConfig::new("unix:/nonexistent/t.sock".parse().unwrap()), Purpose::Data).unwrap();
     let start = Instant::now();
     assert_eq!(client.session(NamespaceDigest::from_bytes([0; 32])).unwrap_err(), Reason::Unreachable);
     assert_eq!(client.counters().transport, "none");

@@ -280,7 +280,8 @@ fn field_12_a_failed_load_is_never_reported_as_done() {
             let rig = Rig::start(transport, Shape::SMALL, groups);
             let full = coverage(0b1111);
             let first = |group: usize| 1 + u32::try_from(group).unwrap() * BLOCKS_PER_CHUNK;
-            let job = |group| StoreJob { chunk: chunk(group, 0), coverage: full, blocks: blocks(first(group)) };
+            let job =
+                |group| StoreJob { chunk: chunk(group, 0), coverage: full, blocks: blocks(first(group)) };
             rig.store((0..groups).map(job).collect());
             for trick in tricks {
                 if trick == Trick::CutAt(60) && transport == TransportChoice::Shm {
@@ -292,7 +293,8 @@ fn field_12_a_failed_load_is_never_reported_as_done() {
                 let before = rig.worker.counters();
                 let memory = rig.engine.buffers.clone();
                 let needed = coverage(0b0110);
-                let item = |group| LoadItem { chunk: chunk(group, 0), needed, blocks: blocks(first(group) + 16) };
+                let item =
+                    |group| LoadItem { chunk: chunk(group, 0), needed, blocks: blocks(first(group) + 16) };
                 let done = rig.load((0..groups).map(item).collect());
                 let case = format!("{transport:?}, {groups} groups, {trick:?}");
                 assert_eq!(done.failed_blocks, [first(victim) + 17, first(victim) + 18], "{case}");
@@ -395,6 +397,32 @@ fn without_a_daemon_loads_fail_and_stores_are_skipped_at_once() {
     assert!(worker.flush(Duration::from_secs(20)));
     assert_eq!(worker.poll(), [LoadDone { request: "r".into(), failed_blocks: vec![1] }]);
     assert_eq!(worker.counters().stores_skipped["unreachable"], 2);
+}
+
+#[test]
+fn a_daemon_that_goes_away_is_used_again_when_it_is_back() {
+    for transport in BOTH {
+        let rig = Rig::start_with(Shape::SMALL, 1, |config| {
+            config.transport = transport;
+            config.reconnect_min = Duration::from_millis(5);
+        });
+        rig.store(vec![StoreJob { chunk: chunk(0, 0), coverage: coverage(15), blocks: blocks(1) }]);
+        let load =
+            || rig.load(vec![LoadItem { chunk: chunk(0, 0), needed: coverage(15), blocks: blocks(17) }]);
+        assert!(load().failed_blocks.is_empty());
+        rig.daemon.play(Trick::Gone);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while rig.worker.counters().session == "up" {
+            assert!(Instant::now() < deadline, "the loss was never noticed");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(load().failed_blocks, blocks(17));
+        rig.daemon.play(Trick::None);
+        assert!(rig.worker.wait_until_up(Duration::from_secs(20)));
+        assert!(load().failed_blocks.is_empty());
+        let counters = rig.worker.counters();
+        assert_eq!((counters.sessions, counters.sessions_lost), (2, 1), "{transport:?}");
+    }
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! One lookup of a request: started, waited for a little, believed for a while.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
+
+use tender_proto::{ChunkId, Descriptor, NamespaceDigest, Reason};
+
+use crate::client::{Client, Pace};
+use crate::lease::HeldLease;
+use crate::plan::ChunkView;
+use crate::session::Session;
+use crate::transport::calls::{ChunkAnswer, LookupAsk};
+
+/// How long an answer without a lease is believed while its request waits to be scheduled.
+const MISS_TTL: Duration = Duration::from_millis(500);
+
+/// A lease that ends sooner is of no use to a worker that has not begun yet.
+const LEASE_LEAST: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) enum Lookup {
+    /// Not asked.
+    #[default]
+    None,
+    /// The answer has not come.
+    UnderWay(UnderWay),
+    /// The answer, or none (no views) if the asking failed.
+    Answered(Answered),
+}
+
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    answer: Receiver<Result<Answered, Reason>>,
+    since: Instant,
+}
+
+/// Dropping it gives the lease back.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) views: Vec<ChunkView>,
+    pub(super) lease: Option<HeldLease>,
+    at: Instant,
+}
+
+impl Lookup {
+    /// Asks in the background.
+    pub(super) fn start(
+        client: &Client,
+        session: Arc<Session>,
+        descriptor: Arc<Descriptor>,
+        namespace: NamespaceDigest,
+        keys: Vec<ChunkId>,
+    ) -> Self {
+        client.tally().lookups.one();
+        let (sender, answer) = sync_channel(1);
+        let asking = client.clone();
+        client.runtime().spawn(async move {
+            let answer = ask(&asking, &session, &descriptor, namespace, &keys).await;
+            // Nobody may be waiting any more; the lease in it then gives itself back.
+            _ = sender.send(answer);
+        });
+        Self::UnderWay(UnderWay { answer, since: Instant::now() })
+    }
+
+    /// The asking failed: nothing is there, for a while.
+    pub(super) fn failed(client: &Client, reason: Reason) -> Self {
+        client.tally().lookup_failed(reason);
+        Self::Answered(Answered { views: Vec::new(), lease: None, at: Instant::now() })
+    }
+
+    /// Forgets an answer that is too old, or is for another number of chunks than are asked for now.
+    pub(super) fn forget_stale(&mut self, keys: usize) {
+        let Self::Answered(answered) = self else { return };
+        let now = Instant::now();
+        let fresh = match &answered.lease {
+            Some(lease) => lease.is_good(now + LEASE_LEAST) && answered.views.len() == keys,
+            None => now.duration_since(answered.at) < MISS_TTL,
+        };
+        if !fresh {
+            *self = Self::None;
+        }
+    }
+
+    /// Waits for an answer as long as `wait_left` allows, and takes from it. `None`: not yet.
+    pub(super) fn settle(&mut self, client: &Client, wait_left: &mut Duration) -> Option<&mut Answered> {
+        if let Self::UnderWay(under_way) = self {
+            *self = match under_way.wait(client.config().lookup_deadline, wait_left)? {
+                Ok(answered) => {
+                    let missed = answered.views.iter().filter(|view| !matches!(view, ChunkView::Ready(_)));
+                    client.tally().missed_chunks.add(missed.count() as u64);
+                    Self::Answered(answered)
+                }
+                Err(reason) => Self::failed(client, reason),
+            };
+        }
+        match self {
+            Self::Answered(answered) => Some(answered),
+            Self::None | Self::UnderWay(_) => None,
+        }
+    }
+
+    /// The lease of the answer, for whoever goes on with it.
+    pub(super) fn into_lease(self) -> Option<HeldLease> {
+        match self {
+            Self::Answered(answered) => answered.lease,
+            Self::None | Self::UnderWay(_) => None,
+        }
+    }
+}
+
+impl UnderWay {
+    fn wait(&self, limit: Duration, wait_left: &mut Duration) -> Option<Result<Answered, Reason>> {
+        let start = Instant::now();
+        let left = limit.saturating_sub(start.duration_since(self.since));
+        let answer = match self.answer.try_recv() {
+            Err(TryRecvError::Empty) => self.answer.recv_timeout(left.min(*wait_left)).ok(),
+            Ok(answer) => Some(answer),
+            Err(TryRecvError::Disconnected) => Some(Err(Reason::Internal)),
+        };
+        *wait_left = wait_left.saturating_sub(start.elapsed());
+        answer.or_else(|| (self.since.elapsed() >= limit).then_some(Err(Reason::Deadline)))
+    }
+}
+
+async fn ask(
+    client: &Client,
+    session: &Arc<Session>,
+    descriptor: &Descriptor,
+    namespace: NamespaceDigest,
+    keys: &[ChunkId],
+) -> Result<Answered, Reason> {
+    if keys.len() > session.limits.max_batch_chunks {
+        return Err(Reason::TooMany);
+    }
+    let deadline = Instant::now() + client.config().lookup_deadline;
+    // The daemon's default lease: how long the request will wait for its worker is not known here.
+    let ask = LookupAsk { lease: Duration::ZERO, locate: false };
+    let call = session.calls.lookup(descriptor, namespace, keys, ask);
+    let answer = client.ask(session, deadline, Pace::Quick, call).await?;
+    let lease = answer.lease.map(|grant| HeldLease::new(client, session, grant));
+    Ok(Answered { views: answer.chunks.iter().map(view).collect(), lease, at: Instant::now() })
+}
+
+/// What is being stored counts as not there: nobody waits for it (rule 4).
+fn view(answer: &ChunkAnswer) -> ChunkView {
+    match answer {
+        ChunkAnswer::Ready { coverage, .. } => ChunkView::Ready(*coverage),
+        ChunkAnswer::Pending => ChunkView::Pending,
+        ChunkAnswer::Miss(_) => ChunkView::Miss,
+    }
+}

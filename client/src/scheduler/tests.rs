@@ -1,0 +1,251 @@
+//! A scheduler against a daemon that keeps the contract or breaks it on demand.
+
+use std::num::NonZeroU32;
+use std::time::Instant;
+
+use tender_proto::{BlocksPerChunk, ChunkId, Coverage, Group, GroupIndex, GroupKind, RankGeometry};
+
+use super::*;
+use crate::fake::{FakeDaemon, Trick};
+use crate::hash::{KeyChain, NamedInput};
+use crate::plan::{BlockUpdate, ScheduledRequest};
+
+const TOKENS_PER_BLOCK: u32 = 50;
+const TOKENS_PER_CHUNK: u64 = 100;
+
+struct Rig {
+    daemon: FakeDaemon,
+    scheduler: SchedulerSide,
+}
+
+fn descriptor() -> Descriptor {
+    let group = Group::new(
+        GroupKind::FullAttention,
+        NonZeroU32::new(TOKENS_PER_BLOCK).unwrap(),
+        BlocksPerChunk::new(2).unwrap(),
+        None,
+        vec![32],
+    );
+    Descriptor {
+        model: "m".into(),
+        weights: "w".into(),
+        kv_dtype: "float32".into(),
+        quantisation: "none".into(),
+        groups: vec![group.unwrap()],
+        page_format: "HNC".into(),
+        layout_fingerprint: [1; 32],
+        ranks: RankGeometry::SINGLE,
+        key_chain_version: tender_proto::limits::KEY_CHAIN_VERSION,
+    }
+}
+
+impl Rig {
+    fn start(change: impl FnOnce(&mut ClientConfig)) -> Self {
+        let daemon = FakeDaemon::start();
+        let mut config = ClientConfig::new(daemon.address.clone());
+        // A test machine may be slow: what is not about waiting waits for the answer.
+        config.lookup_wait = Duration::from_secs(20);
+        config.lookup_deadline = Duration::from_secs(20);
+        change(&mut config);
+        let scheduler = SchedulerSide::new(config, PlanConfig::default()).unwrap();
+        scheduler.set_descriptor(descriptor()).unwrap();
+        assert!(scheduler.wait_until_up(Duration::from_secs(20)));
+        Self { daemon, scheduler }
+    }
+
+    fn request(&self, id: &str, tokens: usize) -> Vec<u32> {
+        self.scheduler.new_request(id, tokens as u64, Ok(RequestInputs::default()));
+        prompt(tokens)
+    }
+
+    fn hold(&self, chunks: &[usize], tokens: &[u32]) {
+        let mut chain = KeyChain::new(TOKENS_PER_CHUNK, &RequestInputs::default());
+        chain.extend(tokens);
+        let full = Coverage::full(BlocksPerChunk::new(2).unwrap());
+        for &at in chunks {
+            self.daemon.hold(ChunkId { group: GroupIndex(0), hash: chain.hashes()[at] }, full);
+        }
+    }
+
+    fn eventually(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !done(self) {
+            assert!(Instant::now() < deadline, "never: {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn prompt(tokens: usize) -> Vec<u32> {
+    (0..u32::try_from(tokens).unwrap()).collect()
+}
+
+fn table(tokens: u64) -> Vec<Vec<u32>> {
+    let blocks = u32::try_from(tokens.div_ceil(u64::from(TOKENS_PER_BLOCK))).unwrap();
+    vec![(1..=blocks).collect()]
+}
+
+/// Asked twice, loaded in two phases, chunks beyond a gap in the store: everything counts once, and only what
+/// can be used counts as a hit. A request that opts out counts as nothing.
+#[test]
+fn field_40_counters_describe_what_happened() {
+    let rig = Rig::start(|_| {});
+    let tokens = rig.request("a", 1000);
+    rig.hold(&[6, 7, 9], &tokens);
+    for _ in 0..3 {
+        assert_eq!(rig.scheduler.match_prefix("a", &tokens, 600), Match::Hit(200));
+    }
+    assert_eq!(rig.scheduler.counters().lookups, 1, "one lookup answers until it is used");
+    assert_eq!(rig.scheduler.counters().queries, 0, "nothing is counted before the engine decides");
+    rig.scheduler.allocated("a", &table(1000), 200);
+    rig.scheduler.allocated("a", &table(1000), 0);
+    rig.scheduler.new_request("b", 1000, Err(Uncacheable::Unnamed { what: "a mood".into() }));
+    assert_eq!(rig.scheduler.match_prefix("b", &tokens, 0), Match::None);
+    rig.scheduler.allocated("b", &table(1000), 0);
+    let counters = rig.scheduler.counters();
+    assert_eq!((counters.queries, counters.query_tokens, counters.hit_tokens), (1, 400, 200));
+    assert_eq!((counters.requests, counters.uncacheable_requests), (2, 1));
+    assert_eq!(counters.missed_chunks, 7);
+}
+
+#[test]
+fn a_hit_is_leased_until_the_workers_are_done() {
+    let rig = Rig::start(|_| {});
+    let tokens = rig.request("a", 301);
+    rig.hold(&[0, 1, 2], &tokens);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Hit(300));
+    rig.scheduler.allocated("a", &table(301), 300);
+    let plan = StepPlan::decode(&rig.scheduler.step(StepInput::default())).unwrap();
+    assert_eq!(plan.loads.len(), 1);
+    assert_eq!(rig.daemon.leases(), 1);
+    rig.scheduler.loads_finished(&["a".into(), "nobody".into()]);
+    rig.eventually("the lease is given back", |rig| rig.daemon.leases() == 0);
+}
+
+#[test]
+fn an_end_before_the_answer_or_before_the_load_gives_the_lease_back() {
+    let rig = Rig::start(|_| {});
+    let finish = || Finish {
+        num_tokens: 301,
+        prompt_tokens: 301,
+        computed_tokens: 0,
+        aborted: true,
+        blocks: table(0),
+        tail_tokens: Vec::new(),
+    };
+    let tokens = rig.request("a", 301);
+    rig.hold(&[0, 1, 2], &tokens);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Hit(300));
+    rig.scheduler.finished("a", finish());
+    rig.eventually("the lease is given back", |rig| rig.daemon.leases() == 0);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
+    assert_eq!(rig.scheduler.counters().queries, 0, "it was never admitted");
+}
+
+#[test]
+fn a_slow_answer_means_later_and_too_slow_means_none() {
+    let rig = Rig::start(|config| {
+        config.lookup_wait = Duration::from_millis(5);
+        config.lookup_deadline = Duration::from_millis(200);
+    });
+    rig.daemon.play(Trick::Stall);
+    let tokens = rig.request("a", 301);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
+    rig.eventually("the deadline passes", |rig| {
+        rig.scheduler.step(StepInput::default());
+        rig.scheduler.match_prefix("a", &tokens, 0) == Match::None
+    });
+    let counters = rig.scheduler.counters();
+    assert_eq!(counters.lookup_failures["deadline"], 1);
+    assert!(counters.lookups_later >= 1);
+}
+
+#[test]
+fn the_lookups_of_one_step_wait_together_no_longer_than_one() {
+    let rig = Rig::start(|config| {
+        config.lookup_wait = Duration::from_millis(200);
+        config.breaker.failures = 1000;
+    });
+    rig.daemon.play(Trick::Stall);
+    let start = Instant::now();
+    for i in 0..100 {
+        let id = format!("r{i}");
+        let tokens = rig.request(&id, 301);
+        assert_eq!(rig.scheduler.match_prefix(&id, &tokens, 0), Match::Later);
+    }
+    // One hundred times the wait would be twenty seconds.
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_reset_reaches_the_daemon_or_says_that_it_did_not() {
+    let rig = Rig::start(|_| {});
+    let tokens = rig.request("a", 301);
+    rig.hold(&[0, 1, 2], &tokens);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Hit(300));
+    assert!(rig.scheduler.reset());
+    assert_eq!(rig.daemon.stored(), 0);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
+    let nobody = ClientConfig::new("unix:/nonexistent/tender.sock".parse().unwrap());
+    let scheduler = SchedulerSide::new(nobody, PlanConfig::default()).unwrap();
+    assert!(scheduler.reset(), "nothing was ever stored without a descriptor");
+    scheduler.set_descriptor(descriptor()).unwrap();
+    assert!(!scheduler.reset());
+}
+
+#[test]
+fn without_a_daemon_everything_misses_and_plans_go_on() {
+    let nobody = ClientConfig::new("unix:/nonexistent/tender.sock".parse().unwrap());
+    let scheduler = SchedulerSide::new(nobody, PlanConfig::default()).unwrap();
+    scheduler.new_request("early", 301, Ok(RequestInputs::default()));
+    scheduler.set_descriptor(descriptor()).unwrap();
+    let tokens = prompt(301);
+    assert_eq!(scheduler.match_prefix("early", &tokens, 0), Match::None);
+    scheduler.new_request("a", 301, Ok(RequestInputs::default()));
+    let start = Instant::now();
+    assert_eq!(scheduler.match_prefix("a", &tokens, 0), Match::None);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    scheduler.allocated("a", &table(301), 0);
+    let scheduled = |id: &str| ScheduledRequest {
+        id: id.into(),
+        computed_tokens: 0,
+        scheduled_tokens: 301,
+        new_tokens: Vec::new(),
+        blocks: BlockUpdate::Replace(table(301)),
+    };
+    let requests = vec![scheduled("a"), scheduled("early"), scheduled("nobody")];
+    let plan = scheduler.step(StepInput { requests, preempted: vec!["nobody".into()] });
+    assert_eq!(StepPlan::decode(&plan).unwrap().stores_after.len(), 3, "one for each whole chunk");
+    let counters = scheduler.counters();
+    assert_eq!((counters.query_tokens, counters.hit_tokens), (301, 0));
+    assert_eq!(counters.lookup_failures["unreachable"], 1);
+}
+
+#[test]
+fn requests_with_other_inputs_share_nothing() {
+    let rig = Rig::start(|_| {});
+    let tokens = prompt(301);
+    rig.hold(&[0, 1, 2], &tokens);
+    let salted = RequestInputs::new(vec![NamedInput::Salt("tenant".into())], Vec::new()).unwrap();
+    rig.scheduler.new_request("salted", 301, Ok(salted));
+    assert_eq!(rig.scheduler.match_prefix("salted", &tokens, 0), Match::None);
+}
+
+#[test]
+fn a_descriptor_that_cannot_be_planned_for_is_refused() {
+    let rig = Rig::start(|_| {});
+    let mut two_groups = descriptor();
+    two_groups.groups.push(two_groups.groups[0].clone());
+    assert!(rig.scheduler.set_descriptor(two_groups).is_err());
+    rig.scheduler.set_descriptor(descriptor()).unwrap();
+}
+
+#[test]
+fn after_shutdown_everything_misses() {
+    let rig = Rig::start(|_| {});
+    let tokens = rig.request("a", 301);
+    rig.hold(&[0, 1, 2], &tokens);
+    rig.scheduler.shutdown();
+    rig.eventually("the session ends", |rig| rig.scheduler.counters().session == "down");
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
+}
