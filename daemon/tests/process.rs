@@ -1,0 +1,153 @@
+//! The program itself: exit codes, what it says, signals, and what it leaves behind.
+#![expect(clippy::unwrap_used, reason = "a test's helpers fail the test")]
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn tenderd(dir: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenderd"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TENDERD_")) {
+        command.env_remove(name);
+    }
+    command.arg("--listen").arg(format!("unix:{}", dir.join("t.sock").display()));
+    command.arg("--arena-path").arg(dir.join("arena")).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs one that is not to come up.
+fn refused(command: &mut Command) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } = command.output().unwrap();
+    (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+/// Starts one and returns its start line.
+fn start(command: &mut Command) -> (Child, String) {
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line =
+        lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("tenderd serves"))).unwrap().unwrap();
+    // Somebody must go on reading, or its log would fill the pipe.
+    std::thread::spawn(move || lines.for_each(drop));
+    (child, line)
+}
+
+fn signalled(child: &mut Child, signal: Signal) -> ExitStatus {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > give_up {
+            child.kill().unwrap();
+            panic!("it did not end after {signal}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn left(dir: &Path) -> Vec<String> {
+    std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn wrong_flags_variables_and_files_end_with_64_and_a_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, text) = refused(&mut tenderd(dir.path(), &["--arena-siz", "1GiB"]));
+    assert!(code == Some(64) && text.contains("--arena-size"), "{code:?} {text}");
+    let (code, text) = refused(tenderd(dir.path(), &[]).env("TENDERD_LEASE_MAX", "soon"));
+    assert!(code == Some(64) && text.contains("lease-max") && text.contains("30s"), "{code:?} {text}");
+    let file = dir.path().join("tenderd.toml");
+    std::fs::write(&file, "[arena]\nsize = \"1 MiB\"\ncolour = 1\n").unwrap();
+    let (code, text) = refused(&mut tenderd(dir.path(), &["--config", file.to_str().unwrap()]));
+    assert!(code == Some(64) && text.contains("tenderd.toml") && text.contains("line 3"), "{code:?} {text}");
+    assert!(text.contains("colour") && !text.contains("panicked"), "{text}");
+    assert_eq!(left(dir.path()), ["tenderd.toml"]);
+}
+
+#[test]
+fn an_arena_that_does_not_fit_ends_with_1_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, text) = refused(&mut tenderd(dir.path(), &["--arena-size", "4TiB"]));
+    assert!(code == Some(1) && text.contains("available"), "{code:?} {text}");
+    assert!(left(dir.path()).is_empty(), "{:?}", left(dir.path()));
+}
+
+#[test]
+fn a_signal_drains_and_ends_with_0_and_no_file_is_left() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut child, line) =
+            start(&mut tenderd(dir.path(), &["--arena-size", "16MiB", "--listen", "tcp:127.0.0.1:0"]));
+        let socket = dir.path().join("t.sock");
+        for part in
+            [&format!("unix:{}", socket.display()), "tcp://127.0.0.1:", "16.0 MiB", &child.id().to_string()]
+        {
+            assert!(line.contains(part), "'{part}' is not in the start line: {line}");
+        }
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&socket).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(signalled(&mut child, signal).code(), Some(0));
+        assert!(left(dir.path()).is_empty(), "{:?}", left(dir.path()));
+    }
+}
+
+#[test]
+fn a_variable_wins_over_the_file_and_a_flag_over_the_variable() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenderd.toml");
+    std::fs::write(&file, "[arena]\nsize = \"8MiB\"\n").unwrap();
+    let arguments = ["--config", file.to_str().unwrap()];
+    let with_variable = |args: &[&str]| {
+        let args = [&arguments[..], args].concat();
+        let (mut child, line) = start(tenderd(dir.path(), &args).env("TENDERD_ARENA_SIZE", "16MiB"));
+        signalled(&mut child, Signal::SIGTERM);
+        line
+    };
+    let line = with_variable(&[]);
+    assert!(line.contains("16.0 MiB"), "{line}");
+    let line = with_variable(&["--arena-size", "32MiB"]);
+    assert!(line.contains("32.0 MiB"), "{line}");
+}
+
+#[test]
+fn a_dead_daemons_socket_is_replaced_and_a_living_ones_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("t.sock");
+    drop(UnixListener::bind(&socket).unwrap());
+    let (mut child, _) = start(&mut tenderd(dir.path(), &["--arena-size", "16MiB"]));
+    let other = dir.path().join("other");
+    let mut second = tenderd(dir.path(), &["--arena-size", "16MiB", "--name", "second"]);
+    let (code, text) = refused(second.arg("--arena-path").arg(&other));
+    assert!(code == Some(64) || code == Some(1), "{code:?} {text}");
+    assert!(UnixStream::connect(&socket).is_ok(), "the first still serves");
+    assert_eq!(signalled(&mut child, Signal::SIGTERM).code(), Some(0));
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("t.sock"), "precious").unwrap();
+    let (code, text) = refused(&mut tenderd(dir.path(), &["--arena-size", "16MiB"]));
+    assert!(code == Some(1) && text.contains("t.sock"), "{code:?} {text}");
+    assert_eq!(std::fs::read_to_string(dir.path().join("t.sock")).unwrap(), "precious");
+}
+
+#[test]
+fn an_unused_daemon_ends_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--arena-size", "16MiB", "--exit-when-unused", "300ms"];
+    let output = tenderd(dir.path(), &args).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(left(dir.path()).is_empty(), "{:?}", left(dir.path()));
+}
