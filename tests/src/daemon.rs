@@ -12,6 +12,7 @@ use tender_client::{Address, ClientConfig, TransportChoice};
 use tender_daemon::app::RunningApp;
 use tender_daemon::config::{Config, HostPort, Listen};
 use tender_daemon::engine::Engine;
+use tender_proto::limits::FRAME_PAYLOAD_BYTES;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -38,6 +39,8 @@ pub struct Setup {
     pub max_sessions: usize,
     /// Namespaces at one time.
     pub max_namespaces: usize,
+    /// Payload of one frame, both ways.
+    pub max_frame_bytes: usize,
 }
 
 impl Default for Setup {
@@ -49,6 +52,7 @@ impl Default for Setup {
             reservation: Duration::from_secs(30),
             max_sessions: 4096,
             max_namespaces: 4096,
+            max_frame_bytes: FRAME_PAYLOAD_BYTES,
         }
     }
 }
@@ -65,6 +69,7 @@ impl Setup {
             listen: vec![Listen::Unix(dir.join("tenderd.sock")), Listen::Tcp(any_port.clone())],
             admin: Some(any_port),
             drain_grace: Duration::from_secs(2),
+            max_frame_bytes: self.max_frame_bytes,
             ..Config::default()
         };
         let engine = &mut config.engine;
@@ -231,7 +236,7 @@ impl ChildDaemon {
         std::fs::write(&file, config_file).expect("a file");
         let mut command = Self::command(dir);
         command.arg("--arena-path").arg(arena).arg("--config").arg(&file);
-        command.arg("--arena-bytes").arg(arena_bytes.to_string());
+        command.arg("--arena-size").arg(arena_bytes.to_string());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("tenderd runs");
         let give_up = Instant::now() + START_DEADLINE;
         while child.try_wait().expect("a child").is_none() {
@@ -257,7 +262,11 @@ impl ChildDaemon {
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("tenderd.sock")
     }
-    /// Everything that lies beside the sockets.
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+    /// Where its sockets and its arena lie.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -287,9 +296,9 @@ impl ChildDaemon {
         Self::command(dir)
             .arg("--arena-path")
             .arg(dir.join("arena"))
-            .args(["--arena-bytes", &setup.arena_bytes.to_string(), "--prefault", "false", "--log", "warn"])
-            .args(["--lease", &millis(setup.default_lease), "--max-lease", &millis(setup.max_lease)])
-            .args(["--reservation", &millis(setup.reservation)])
+            .args(["--arena-size", &setup.arena_bytes.to_string(), "--arena-prefault", "false"])
+            .args(["--lease-default", &millis(setup.default_lease), "--lease-max", &millis(setup.max_lease)])
+            .args(["--reservation-time", &millis(setup.reservation), "--log-level", "warn"])
             .stdout(Stdio::null())
             .spawn()
             .expect("tenderd runs")

@@ -5,9 +5,9 @@ use tender_proto::{ChainHash, ChunkId, GroupIndex};
 
 /// The last key of tokens 0 to 63 without other inputs, 16 tokens a chunk. It may change only together with
 /// `KEY_CHAIN_VERSION`.
-pub const GOLDEN_TOKENS_0_TO_63: &str = "?";
+pub const GOLDEN_TOKENS_0_TO_63: &str = "d41ff71e4f32253fcdafe65dbf0a52572d6733e904ff001e208f511de76ea013";
 /// The same with the salt `t1`.
-pub const GOLDEN_SALT_T1: &str = "?";
+pub const GOLDEN_SALT_T1: &str = "651e19e0dedc9b0461827af0fd6ccabff9e3c028b1a40f4868823c220c249d72";
 
 /// Name and hexadecimal last key of every vector.
 pub fn vectors() -> Vec<(&'static str, String)> {

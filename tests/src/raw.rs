@@ -262,7 +262,7 @@ impl RawSession {
     ) -> Result<Vec<v1::ReserveOutcome>, Status> {
         let asked = items.len();
         let session_id = self.id.clone();
-        let request = v1::ReserveRequest { session_id, namespace: raw_digest(namespace), items };
+        let request = v1::ReserveRequest { session_id, namespace: raw_digest(namespace), items, epoch: 0 };
         let answer = within(self.client.store.clone().reserve(request)).await?.into_inner();
         assert_eq!(answer.outcomes.len(), asked, "one outcome for each item");
         Ok(answer.outcomes)
@@ -340,7 +340,8 @@ impl RawSession {
         bytes: &[u8],
     ) -> Result<v1::StoreOutcome, v1::ReserveOutcome> {
         let reservation = self.reserve_one(namespace, item(chunk, part, coverage, bytes.len())).await?;
-        let frames = self.frames(reservation, coverage, bytes, 1 << 20);
+        let frame_bytes = usize::try_from(self.opened.max_frame_bytes).expect("fits memory");
+        let frames = self.frames(reservation, coverage, bytes, frame_bytes);
         let outcomes = self.put(frames).await.expect("an answer to the part");
         assert_eq!(outcomes.len(), 1, "one outcome for one part");
         Ok(outcomes[0])

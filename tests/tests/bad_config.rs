@@ -83,20 +83,39 @@ fn an_arena_larger_than_its_filesystem_is_refused_and_leaves_no_file() {
     let output = ChildDaemon::run_to_end(dir.path(), &arena, 1 << 42, "");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(text.contains(&(1u64 << 42).to_string()) || text.contains("TiB"), "the needed size: {text}");
+    // One page more than the chunks: the arena's header.
+    assert!(text.contains("needs 4398046515200 bytes"), "the needed size: {text}");
     assert!(text.contains("available"), "what there is: {text}");
     assert!(!arena.exists(), "a file was left behind");
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".sock")), "{left:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_daemon_on_one_arena_names_the_first() {
+    let first = ChildDaemon::start(Setup::default()).await;
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let (elsewhere, arena) = (dir.path().to_owned(), first.dir().join("arena"));
+    let second =
+        tokio::task::spawn_blocking(move || ChildDaemon::run_to_end(&elsewhere, &arena, 64 << 20, ""));
+    let output = second.await.unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains(&format!("process {}", first.pid())), "the first's pid: {text}");
+    // The first has not noticed.
+    let base = fixture::small("two", 1000);
+    let session = first.client().await.open_registered(&base).await;
+    session.must_store(&base, fixture::chunk(1), fixture::PART, fixture::full(&base)).await;
+    assert!(session.read(base.digest(), fixture::chunk(1), fixture::PART).await.is_some());
+}
+
 #[test]
 fn a_configuration_key_that_cannot_be_read_is_named() {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     for (file, expected) in [
-        ("arena-bytess = \"1 MiB\"\n", "arena-bytess"),
-        ("staging-bytes = \"many\"\n", "staging-bytes"),
-        ("lease = \"10 parsecs\"\n", "lease"),
+        ("[arena]\nsise = \"1 MiB\"\n", "sise"),
+        ("[limits]\nmax_staging = \"many\"\n", "max_staging"),
+        ("[lease]\ndefault = \"10 parsecs\"\n", "10 parsecs"),
         ("[unfinished\n", "line 1"),
     ] {
         let output = ChildDaemon::run_to_end(dir.path(), &dir.path().join("arena"), 1 << 20, file);

@@ -1,16 +1,18 @@
 //! Bad input: a typed refusal with words a person can act on, nothing stored, nobody else disturbed, and a
 //! counter.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use bytes::Bytes;
 use tender_daemon::engine::Audit;
 use tender_proto::limits::{MAX_BATCH_CHUNKS, PROTOCOL_VERSION};
 use tender_proto::{Coverage, Descriptor, PartIndex, Reason, v1};
 use tender_tests::attach::{Attachment, attach, attach_blocking, commit_item};
-use tender_tests::daemon::{Daemon, Setup};
+use tender_tests::daemon::{Daemon, Setup, http_get};
 use tender_tests::raw::{Ask, RawSession, digest, get_item, item, raw_digest, reason, refused};
 use tender_tests::{conserve, fixture, pattern};
 
 const BLOCK_BYTES: u64 = 1000;
+const PART_BYTES: usize = 4000;
 const STAGING_BYTES: u64 = 1 << 20;
 
 /// A daemon, the client that misbehaves, and one that must not notice.
@@ -28,19 +30,18 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        Self::with_blocks_of(BLOCK_BYTES).await
+        Self::with(Setup::default()).await
     }
 
-    async fn with_blocks_of(block_bytes: u64) -> Self {
-        let daemon = Daemon::start(Setup::default()).await;
-        let descriptor = fixture::small("bad input", block_bytes);
+    async fn with(setup: Setup) -> Self {
+        let daemon = Daemon::start(setup).await;
+        let descriptor = fixture::small("bad input", BLOCK_BYTES);
         let full = fixture::full(&descriptor);
         let bystander = daemon.client().await.open_registered(&descriptor).await;
         bystander.must_store(&descriptor, fixture::chunk(100), fixture::PART, full).await;
         let found = bystander.lookup(descriptor.digest(), &[fixture::chunk(100)], Ask::LEASE).await.unwrap();
         let lease = found.lease.unwrap().id;
-        let part_bytes = usize::try_from(4 * block_bytes).unwrap();
-        let ask = item(fixture::chunk(101), fixture::PART, full, part_bytes);
+        let ask = item(fixture::chunk(101), fixture::PART, full, PART_BYTES);
         let reservation = bystander.reserve_one(descriptor.digest(), ask).await.unwrap();
         let session = daemon.client().await.open_registered(&descriptor).await;
         let shared = attach(daemon.socket(), &session, STAGING_BYTES).await;
@@ -53,9 +54,7 @@ impl Scene {
     }
     /// The good reservation that each bad one differs from by one thing.
     fn good(&self) -> v1::ReserveItem {
-        let bytes =
-            u64::from(self.full().count()) * self.descriptor.groups[0].block_bytes(fixture::PART).unwrap();
-        item(fixture::chunk(1), fixture::PART, self.full(), usize::try_from(bytes).unwrap())
+        item(fixture::chunk(1), fixture::PART, self.full(), PART_BYTES)
     }
     async fn reserve(&self, ask: v1::ReserveItem) -> v1::ReserveOutcome {
         self.session.reserve(self.descriptor.digest(), vec![ask]).await.unwrap()[0]
@@ -70,6 +69,12 @@ impl Scene {
         for &(reason, at_least) in counted {
             let count = self.session.client.refused(reason).await;
             assert!(count >= at_least, "{reason}: counted {count}, refused {at_least}");
+        }
+        let (_, metrics) = http_get(self.daemon.admin(), "/metrics").await.unwrap();
+        for (reason, _) in counted {
+            let line = format!("reason=\"{}\"", reason.label());
+            let shown = metrics.lines().any(|l| l.starts_with("tender_refusals") && l.contains(&line));
+            assert!(shown, "{reason} is not among the metrics");
         }
         let before = self.before;
         conserve::until(self.daemon.engine(), "all is as before", |now| {
@@ -300,13 +305,12 @@ async fn a_digest_that_does_not_match() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frames_past_the_limit_out_of_order_or_without_a_session() {
-    let scene = Scene::with_blocks_of(300_000).await;
-    let limit = usize::try_from(scene.session.opened.max_frame_bytes).unwrap();
+    let scene = Scene::with(Setup { max_frame_bytes: 2000, ..Setup::default() }).await;
+    assert_eq!(scene.session.opened.max_frame_bytes, 2000, "a client is told");
     let bytes = pattern::blob(&scene.descriptor, fixture::chunk(1), fixture::PART, scene.full());
-    assert!(bytes.len() > limit, "the part is larger than a frame may be");
-    let frames = scene.session.frames(scene.reserved().await, scene.full(), &bytes, limit + 1);
+    let frames = scene.session.frames(scene.reserved().await, scene.full(), &bytes, 2001);
     assert_eq!(put_reason(&scene, frames).await, Reason::FrameTooLarge);
-    let sound = |reservation| scene.session.frames(reservation, scene.full(), &bytes, 200_000);
+    let sound = |reservation| scene.session.frames(reservation, scene.full(), &bytes, 1000);
     type Damage = fn(&mut Vec<v1::PutFrame>);
     let damages: [(&str, Damage); 5] = [
         ("a gap", |frames| drop(frames.remove(1))),
@@ -369,7 +373,7 @@ async fn batches_and_versions_past_the_limit() {
     let scene = Scene::new().await;
     let chunks = vec![fixture::chunk(1).to_message(); MAX_BATCH_CHUNKS + 1];
     let namespace = raw_digest(scene.descriptor.digest());
-    assert_eq!(reason(scene.session.lookup_raw(namespace, chunks, Ask::LOOK).await), Reason::TooMany);
+    assert_eq!(reason(scene.session.lookup_raw(namespace, chunks, Ask::LOOK).await), Reason::TooLarge);
     for version in [0, PROTOCOL_VERSION + 1] {
         let request = v1::SessionRequest { client_name: "old".into(), pid: 1, protocol_version: version };
         let answer = scene.session.client.open_with(request).await.map(|s| s.id);

@@ -1,6 +1,7 @@
 //! Field reports on failed loads: 12, and the client's half of 21. A failure is a result: exactly the affected
 //! blocks, counted once, never a served hit. (Six reads against a daemon that lies are in the client's own tests;
 //! here the daemon is real.)
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,7 +85,7 @@ async fn six_reads(transport: TransportChoice) {
     tokio::task::spawn_blocking(move || {
         let engine = checked;
         // All is well: the reference.
-        assert_eq!(load(&engine, "good", &load_plan(&engine, "good", &keys)), []);
+        assert_eq!(load(&engine, "good", &load_plan(&engine, "good", &keys)), [0u32; 0]);
         // An unknown key in the middle: its two blocks and no others.
         let plan = load_plan(&engine, "unknown", &[keys[0], unknown, keys[1]]);
         check_failure(&engine, "unknown", &plan, &[3, 4], 1);
@@ -182,11 +183,7 @@ async fn field_21_a_reset_by_the_engine_is_complete_or_an_error() {
     let checked = engine.clone();
     tokio::task::spawn_blocking(move || {
         let engine = checked;
-        assert_eq!(
-            engine.run("warm", &prompt()).loaded_tokens,
-            24,
-            "three of four chunks; one token is left"
-        );
+        assert_eq!(engine.run("warm", &prompt()).loaded_tokens, 28, "all but the last block");
         assert!(engine.scheduler.reset(), "{:?}", engine.counters());
         assert_eq!(
             engine.run("cold", &prompt()).loaded_tokens,

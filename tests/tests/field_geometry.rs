@@ -1,4 +1,5 @@
 //! Field reports on token and block arithmetic: 16, and what 23 and 29 say about the scheduler's side of a hit.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::sync::Arc;
 
@@ -56,14 +57,19 @@ fn check_load(engine: &ModelEngine, id: &str, prompt: &[u32], local: usize, expe
 async fn hit_table(transport: TransportChoice) {
     let daemon = Daemon::start(Setup::default()).await;
     let base = Shape { padding_bytes: 8, ..Shape::default() };
-    // Load unit 32: one block of 32 a chunk. Load unit 16: two blocks of 16 a chunk of 32.
+    let of = |tokens_per_block, blocks_per_chunk| Shape { tokens_per_block, blocks_per_chunk, ..base };
     let units = [
-        (Shape { tokens_per_block: 32, blocks_per_chunk: 1, ..base }, [0, 0, 32, 32, 32, 32, 64, 64]),
-        (Shape { tokens_per_block: 16, blocks_per_chunk: 2, ..base }, [16, 16, 32, 32, 48, 48, 64, 64]),
+        // The case's two rows: load units of 32 and 16 tokens.
+        (of(32, 1), [0, 0, 32, 32, 32, 32, 64, 64]),
+        (of(16, 1), [16, 16, 32, 32, 48, 48, 64, 64]),
+        // Chunks of two blocks: never more than the row above, and less where the prompt ends inside a chunk, which
+        // then has no key (rule 2).
+        (of(16, 2), [0, 16, 32, 32, 32, 48, 64, 64]),
     ];
     for (shape, hits) in units {
         let unit = shape.tokens_per_block;
-        let engine = engine(&daemon, transport, &format!("field 16 U={unit}"), shape);
+        let engine =
+            engine(&daemon, transport, &format!("field 16 U={unit} of {}", shape.tokens_per_chunk()), shape);
         tokio::task::spawn_blocking(move || {
             engine.wait_until_up();
             let stored = tokens(64);

@@ -10,7 +10,7 @@ use tender_tests::daemon::{Daemon, SLOT_BLOCK_BYTES, Setup};
 use tender_tests::raw::{Ask, RawClient, RawSession, get_item, item, refused};
 use tender_tests::{conserve, fixture, pattern};
 
-const SLOT_BYTES: usize = 4 * SLOT_BLOCK_BYTES as usize;
+const SLOT_BYTES: usize = 64 << 10;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn field_23_a_chunk_that_is_never_finished_becomes_a_miss() {
@@ -73,7 +73,7 @@ async fn life(client: RawClient, descriptor: Descriptor, n: u64) {
     }
     let chunk = fixture::chunk(n % 8);
     let bytes = pattern::blob(&descriptor, chunk, fixture::PART, full);
-    drop(session.store(namespace, chunk, fixture::PART, full, &bytes).await);
+    _ = session.store(namespace, chunk, fixture::PART, full, &bytes).await;
     let Ok(found) = session.lookup(namespace, &[chunk], Ask::LEASE.for_ms(60_000)).await else { return };
     let Some(lease) = found.lease else { return };
     if let Ok(mut stream) = session.get(lease.id, vec![get_item(0, fixture::PART)]).await {
@@ -127,7 +127,7 @@ async fn field_24_clients_that_vanish_in_the_middle_leave_nothing_half_changed()
 /// Asks for health and for chunks until it is told to stop; the longest and the median answer.
 async fn probe(daemon: &Daemon, session: RawSession, namespace: tender_proto::NamespaceDigest) -> Probe {
     let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
-    let admin = daemon.admin().clone();
+    let admin = *daemon.admin();
     let task = tokio::spawn(async move {
         let mut times = Vec::new();
         while matches!(stopped.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Empty)) {

@@ -1,8 +1,11 @@
 //! Field reports on gRPC and the network: 34. Any size yields correct data or a clean refusal of that call.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
+use tender_client::TransportChoice;
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_MESSAGE_BYTES};
 use tender_proto::{Descriptor, Reason, v1};
 use tender_tests::daemon::{Daemon, Setup};
+use tender_tests::model::{ModelEngine, Shape};
 use tender_tests::raw::{Ask, RawClient, get_item, refused};
 use tender_tests::{conserve, fixture, pattern};
 
@@ -39,7 +42,44 @@ async fn field_34_every_size_around_the_message_limits_works_both_ways() {
             client.reset(of_size(bytes).digest()).await.unwrap();
         }
     }
-    // Around the frame itself.
+    conserve::deserted(daemon.engine()).await;
+}
+
+/// The daemon's limit is lowered and the client is as always: it frames to what it is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_34_a_lowered_frame_limit_holds_both_ways() {
+    const LIMIT: usize = 100_000;
+    let daemon = Daemon::start(Setup { max_frame_bytes: LIMIT, ..Setup::default() }).await;
+    let client = daemon.tcp_client().await;
+    there_and_back(&client, 3 * MIB + 5, LIMIT).await;
+    let descriptor = of_size(3 * MIB + 5);
+    let session = client.open_registered(&descriptor).await;
+    assert_eq!(session.opened.max_frame_bytes, LIMIT as u64);
+    let found = session.lookup(descriptor.digest(), &[fixture::chunk(1)], Ask::LEASE).await.unwrap();
+    let lease = found.lease.unwrap().id;
+    let mut stream = session.get(lease, vec![get_item(0, fixture::PART)]).await.unwrap();
+    while let Some(frame) = stream.message().await.unwrap() {
+        assert!(frame.payload.len() <= LIMIT, "a frame of {} bytes", frame.payload.len());
+    }
+    // The real client too, in both directions.
+    let config = daemon.client_config(TransportChoice::Grpc);
+    let loaded = tokio::task::spawn_blocking(move || {
+        let engine =
+            ModelEngine::with_shape(config, "field 34", Shape { cell_bytes: 8 << 10, ..Shape::default() });
+        engine.wait_until_up();
+        let prompt: Vec<u32> = (0..64).collect();
+        engine.run("store", &prompt);
+        engine.flush();
+        engine.run("load", &prompt).loaded_tokens
+    });
+    assert_eq!(loaded.await.unwrap(), 60, "seven chunks and one block of the eighth");
+    drop((session, client, stream));
+    conserve::deserted(daemon.engine()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn field_34_every_size_around_one_frame_works_both_ways() {
+    let daemon = Daemon::start(Setup::default()).await;
     let client = daemon.tcp_client().await;
     let frame = FRAME_PAYLOAD_BYTES as u64;
     for bytes in [1, frame - 1, frame, frame + 1, 2 * frame, 2 * frame + 1] {

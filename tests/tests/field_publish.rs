@@ -1,4 +1,5 @@
 //! Field reports on publication, generation and reset: 19 and 21. READY means complete, verified and current.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use tender_proto::{Reason, v1};
 use tender_tests::attach::{attach, commit_item};

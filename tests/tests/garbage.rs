@@ -1,10 +1,12 @@
 //! Garbage on every socket, whole and half valid. Nobody else notices, nothing is kept.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use bytes::{Buf, BufMut};
 use prost::Message;
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
@@ -14,6 +16,10 @@ use tender_tests::attach::{FdSocket, attach};
 use tender_tests::daemon::{Daemon, Setup};
 use tender_tests::raw::{RawSession, Target};
 use tender_tests::{conserve, fixture, pattern};
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request, Status};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -121,6 +127,70 @@ async fn messages_of_the_wrong_kind() {
     drop(session);
     conserve::deserted(engine).await;
     assert!(engine.release(id, &[]).is_err(), "the session is gone");
+}
+
+/// A gRPC call whose message is these bytes, whatever the method takes.
+#[derive(Clone, Copy, Default)]
+struct AsTheyAre;
+
+impl Codec for AsTheyAre {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Self;
+    type Decoder = Self;
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+    fn decoder(&mut self) -> Self {
+        *self
+    }
+}
+
+impl Encoder for AsTheyAre {
+    type Item = Vec<u8>;
+    type Error = Status;
+    fn encode(&mut self, item: Vec<u8>, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        into.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for AsTheyAre {
+    type Item = Vec<u8>;
+    type Error = Status;
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining()).into()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_do_not_decode() {
+    let daemon = Daemon::start(Setup::default()).await;
+    let (session, descriptor) = bystander(&daemon).await;
+    let Target::Tcp(tcp) = daemon.tcp() else { panic!("no port") };
+    let channel = Endpoint::from_shared(format!("http://{tcp}")).unwrap().connect().await.unwrap();
+    let mut rng = StdRng::seed_from_u64(11);
+    let methods =
+        ["Session", "Register", "Lookup", "Release", "Reserve", "Commit", "Abort", "Put", "Get", "Nonsense"];
+    for (round, method) in methods.iter().cycle().take(200).enumerate() {
+        let mut caller = tonic::client::Grpc::new(channel.clone());
+        caller.ready().await.unwrap();
+        let path = PathAndQuery::try_from(format!("/tender.v1.Store/{method}")).unwrap();
+        // An open field of 2^28 bytes in front of noise never decodes.
+        let bytes = [&[0x0a, 0xff, 0xff, 0xff, 0x7f][..], &noise(&mut rng)].concat();
+        let call = caller.server_streaming(Request::new(bytes), path, AsTheyAre);
+        let answer = tokio::time::timeout(Duration::from_secs(10), async {
+            match call.await {
+                Ok(mut answer) => answer.get_mut().message().await.map(|_| ()),
+                Err(status) => Err(status),
+            }
+        });
+        let status = answer.await.expect("an answer").expect_err("garbage is refused");
+        assert_ne!(status.code(), Code::Unknown, "round {round}, {method}: {status:?}");
+    }
+    still_served(&session, &descriptor, 0).await;
+    let audit = conserve::quiet(daemon.engine()).await;
+    assert_eq!((audit.sessions, audit.ready_chunks), (1, 1));
 }
 
 fn open_descriptors() -> usize {

@@ -1,4 +1,5 @@
 //! What was stored comes back bit for bit, whichever way it went in and whichever way it comes out.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -1,4 +1,5 @@
 //! The real client on both transports, for random layouts: what one engine computed, another reads bit for bit.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::sync::Arc;
 

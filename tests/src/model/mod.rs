@@ -305,7 +305,7 @@ impl ModelEngine {
             let count = (request.tokens.len() - request.computed).min(24);
             self.step(&mut [(&mut request, count)]);
             if request.computed == request.tokens.len() && request.tokens.len() < prompt.len() + 2 {
-                let next = request.tokens.len() as u32 ^ 0x5555;
+                let next = u32::try_from(request.tokens.len()).expect("fits") ^ 0x5555;
                 self.sample(&mut request, next);
             }
         }
