@@ -157,6 +157,16 @@ fn the_last_sampled_token_is_not_stored_at_the_end() {
 }
 
 #[test]
+fn an_engine_that_counts_ahead_of_its_pass_does_not_move_the_end() {
+    // Asynchronous scheduling counts the last sampled token as computed once its pass is scheduled.
+    let mut planner = with_request(20);
+    planner.step(step("a", 0, 20, tokens(20), replace([1, 2])));
+    planner
+        .finished("a", &Finish { tail_tokens: tokens(32)[20..].to_vec(), ..end(32, 20, 33, vec![1, 2, 3]) });
+    assert!(planner.step(StepInput::default()).is_empty());
+}
+
+#[test]
 fn a_prompt_that_was_not_computed_to_its_end_is_stored_as_far_as_it_was() {
     let mut planner = with_request(100);
     planner.step(step("a", 0, 40, tokens(100), replace(1..=7)));
@@ -347,6 +357,12 @@ fn a_resumed_request_goes_on_with_its_new_table() {
     assert_eq!(planner.counters().short_block_tables, 1);
     let plan = planner.step(step("a", 0, 64, vec![], replace(5..=8)));
     assert_eq!(stored_blocks(&plan.stores_after), [[7, 8]], "the first chunk is known to be stored");
+    // Preempted once more, and meanwhile the daemon lost the first chunk.
+    planner.step(StepInput { requests: vec![], preempted: vec!["a".into()] });
+    let lost = planner.lookup_keys("a", &tokens(64))[0];
+    planner.forget(&[lost]);
+    let plan = planner.step(step("a", 0, 64, vec![], replace(9..=12)));
+    assert_eq!(stored_blocks(&plan.stores_after), [[9, 10]]);
 }
 
 #[test]
