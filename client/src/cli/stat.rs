@@ -37,11 +37,11 @@ fn render(stats: &DaemonStats) -> String {
     table.add_row(["leases", &format!("{} on {} chunks", stats.leases, stats.pins)]);
     let storing = format!("{} parts, {}", stats.reservations, size(stats.inflight_bytes));
     table.add_row(["being stored", &storing]);
-    _ = writeln!(out, "{table}\n");
+    _ = writeln!(out, "{}\n", text(&mut table));
     if stats.namespaces.is_empty() {
         _ = writeln!(out, "No namespaces: no engine has registered yet.");
     } else {
-        _ = writeln!(out, "{}", namespaces(&stats.namespaces));
+        _ = writeln!(out, "{}", text(&mut namespaces(&stats.namespaces)));
     }
     let misses = stats.namespaces.iter().flat_map(|ns| &ns.misses);
     reasons(&mut out, "Misses", misses);
@@ -109,6 +109,14 @@ fn plain() -> Table {
     let mut table = Table::new();
     table.load_preset(NOTHING);
     table
+}
+
+/// Columns apart by two spaces, nothing at the ends of lines.
+fn text(table: &mut Table) -> String {
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt()
 }
 
 fn size(bytes: u64) -> String {
@@ -182,6 +190,7 @@ mod tests {
         };
         stats.namespaces = vec![ns.clone(), ns];
         let text = render(&stats);
+        assert!(text.lines().all(|line| line == line.trim()), "{text}");
         assert!(text.contains("tiny-llama") && text.contains("75.0%"), "{text}");
         assert!(text.contains("abcdef012345 ") && !text.contains("abcdef0123456789"), "{text}");
         assert!(text.contains("Misses: never_stored 4"), "{text}");
