@@ -29,6 +29,8 @@ const BATCH_BYTES: usize = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Gathered {
     session: Arc<Session>,
+    /// The namespace's epoch before the gather: a reset since then makes the bytes stale.
+    epoch: u64,
     chunk: ChunkId,
     coverage: Coverage,
     slot: Slot,
@@ -62,13 +64,14 @@ impl Saver {
         if bytes > session.limits.max_part_bytes {
             return Err(Skip::TooLarge);
         }
+        let epoch = session.epoch(self.namespace);
         let mut slot = transport.staging().take(bytes)?;
         self.copy.gather(job.chunk.group, &job.blocks, job.coverage, slot.fill()).map_err(|no| {
             tracing::warn!(%no, chunk = %job.chunk, "blocks of a store do not fit the layout");
             Skip::BadBlocks
         })?;
         let gathered =
-            Gathered { session: Arc::clone(&session), chunk: job.chunk, coverage: job.coverage, slot };
+            Gathered { session: Arc::clone(&session), epoch, chunk: job.chunk, coverage: job.coverage, slot };
         self.queue.push(gathered).map_err(|_| Skip::QueueFull)
     }
 
@@ -79,11 +82,12 @@ impl Saver {
             let fits = |next: &Gathered| {
                 parts += 1;
                 bytes += next.slot.len();
-                // One batch is of one session.
-                let same = session.get_or_insert_with(|| Arc::clone(&next.session));
+                // One batch is of one session and one epoch.
+                let (same, epoch) = session.get_or_insert_with(|| (Arc::clone(&next.session), next.epoch));
                 parts <= BATCH_PARTS.min(next.session.limits.max_batch_chunks)
                     && bytes <= BATCH_BYTES
                     && Arc::ptr_eq(same, &next.session)
+                    && *epoch == next.epoch
             };
             let Some(mut taken) = self.queue.take(fits) else { return };
             let batch = taken.items();
@@ -105,12 +109,17 @@ impl Saver {
 
     /// Reserving comes first: what the daemon already has is never hashed.
     fn store(&self, batch: Vec<Gathered>) -> Vec<Result<(), Skip>> {
-        let Some(session) = batch.first().map(|part| Arc::clone(&part.session)) else { return Vec::new() };
+        let Some((session, epoch)) = batch.first().map(|part| (Arc::clone(&part.session), part.epoch)) else {
+            return Vec::new();
+        };
         let deadline = Instant::now() + self.client.config().store_deadline;
         let asks: Vec<_> = batch.iter().map(|part| self.reserve_ask(part)).collect();
-        let reserve = session.calls.reserve(self.namespace, &asks);
+        let reserve = session.calls.reserve(self.namespace, epoch, &asks);
         let answers = match self.client.ask_blocking(&session, deadline, Pace::Quick, reserve) {
-            Ok(answers) => answers,
+            Ok((answers, now)) => {
+                session.learn_epoch(self.namespace, now);
+                answers
+            }
             Err(reason) => return vec![Err(Skip::Refused(reason)); batch.len()],
         };
         let mut results = Vec::with_capacity(batch.len());

@@ -8,6 +8,7 @@
 //! When a session is lost the link goes down first and the session's end is signalled after, so that nobody
 //! who fails because of it finds it up again.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -76,14 +77,24 @@ pub(crate) struct Session {
     pub(crate) limits: Limits,
     /// `None` for a client that only looks up.
     pub(crate) transport: Option<Arc<dyn Transport>>,
-    namespaces: RwLock<Vec<NamespaceDigest>>,
+    /// Registered ones, each with its epoch as last told.
+    namespaces: RwLock<HashMap<NamespaceDigest, u64>>,
     draining: AtomicBool,
     end: CancellationToken,
 }
 
 impl Session {
     pub(crate) fn knows(&self, namespace: NamespaceDigest) -> bool {
-        self.namespaces.read().contains(&namespace)
+        self.namespaces.read().contains_key(&namespace)
+    }
+    /// How often the namespace was reset, as last told. Bytes must be stored under the epoch that was known before
+    /// they were gathered.
+    pub(crate) fn epoch(&self, namespace: NamespaceDigest) -> u64 {
+        self.namespaces.read().get(&namespace).copied().unwrap_or(0)
+    }
+    pub(crate) fn learn_epoch(&self, namespace: NamespaceDigest, epoch: u64) {
+        // Answers overtake each other, and epochs only grow.
+        self.namespaces.write().entry(namespace).and_modify(|known| *known = epoch.max(*known));
     }
     /// The daemon is about to stop: begin nothing new.
     pub(crate) fn is_draining(&self) -> bool {
@@ -243,17 +254,22 @@ async fn choose_transport(
 }
 
 async fn register_missing(shared: &Shared, session: &Session) -> Result<(), Refusal> {
-    let wanted = shared.namespaces.lock().clone();
-    for descriptor in wanted {
-        let digest = descriptor.digest();
-        if session.knows(digest) {
-            continue;
-        }
-        let registering = session.calls.register(&descriptor);
-        tokio::time::timeout(shared.config.connect_deadline, registering)
+    register(shared, session, |digest| !session.knows(digest)).await
+}
+
+/// Registers those of the client's namespaces that are `wanted`; repeating it tells their epochs anew.
+async fn register(
+    shared: &Shared,
+    session: &Session,
+    wanted: impl Fn(NamespaceDigest) -> bool,
+) -> Result<(), Refusal> {
+    let all = shared.namespaces.lock().clone();
+    for descriptor in all.iter().filter(|descriptor| wanted(descriptor.digest())) {
+        let registering = session.calls.register(descriptor);
+        let (digest, epoch) = tokio::time::timeout(shared.config.connect_deadline, registering)
             .await
             .map_err(|_| too_slow("registering a namespace"))??;
-        session.namespaces.write().push(digest);
+        session.namespaces.write().insert(digest, epoch);
     }
     Ok(())
 }
@@ -274,6 +290,11 @@ async fn watch(shared: &Shared, session: &Arc<Session>, mut stream: Streaming<v1
                 Ok(Some(v1::SessionEvent { event: Some(Event::Draining(_)) })) => {
                     session.draining.store(true, Ordering::Relaxed);
                     tracing::info!(session = %session.calls.session(), "the daemon is draining");
+                }
+                Ok(Some(v1::SessionEvent { event: Some(Event::Reset(_)) })) => {
+                    if let Err(why) = register(shared, session, |_| true).await {
+                        return why;
+                    }
                 }
                 // Heartbeats, and events of newer daemons.
                 Ok(Some(_)) => continue,

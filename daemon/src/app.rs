@@ -122,6 +122,7 @@ impl RunningApp {
             engine: Arc::clone(&engine),
             metrics,
             phase: watched,
+            resets: watch::Sender::new(0),
             boot: BootId::from_random(rand::random()),
             started: Instant::now(),
             max_frame_bytes: config.max_frame_bytes,

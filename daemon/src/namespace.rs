@@ -45,7 +45,7 @@ impl Namespace {
             index,
             digest,
             descriptor,
-            epoch: AtomicU32::new(0),
+            epoch: AtomicU32::new(1),
             bound_sessions: AtomicU32::new(0),
             counters: NamespaceCounters::default(),
         }

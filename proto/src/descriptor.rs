@@ -164,7 +164,8 @@ impl RankGeometry {
     fn parse(raw: Option<&v1::RankGeometry>) -> Result<Self, Refusal> {
         let raw = raw.ok_or_else(|| malformed("a descriptor without ranks".into(), "send the ranks"))?;
         let count = |n: u32| {
-            NonZeroU32::new(n).ok_or_else(|| malformed("a rank count of 0".into(), "every count is at least 1"))
+            NonZeroU32::new(n)
+                .ok_or_else(|| malformed("a rank count of 0".into(), "every count is at least 1"))
         };
         Ok(Self {
             tensor_parallel: count(raw.tensor_parallel)?,

@@ -6,7 +6,10 @@
 //! reason and none.
 //!
 //! This module is one of the few where unsafe code lives: it keeps every access inside its mapping.
-#![allow(unsafe_code, reason = "raw memory that other processes map too; every access is bounds-checked here")]
+#![allow(
+    unsafe_code,
+    reason = "raw memory that other processes map too; every access is bounds-checked here"
+)]
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -82,7 +85,13 @@ impl Mapping {
         Ok(())
     }
     /// Copies bytes of another mapping into this one.
-    pub fn copy_from(&self, offset_bytes: u64, from: &Self, from_bytes: u64, len: usize) -> Result<(), OutOfRange> {
+    pub fn copy_from(
+        &self,
+        offset_bytes: u64,
+        from: &Self,
+        from_bytes: u64,
+        len: usize,
+    ) -> Result<(), OutOfRange> {
         let (source, to) = (from.address(from_bytes, len)?, self.address_mut(offset_bytes, len)?);
         // SAFETY: both ranges are valid for len bytes; `copy` allows overlap.
         unsafe { std::ptr::copy(source, to, len) };

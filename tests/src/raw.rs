@@ -200,6 +200,17 @@ impl RawSession {
     pub async fn register_as(&self, descriptor: &Descriptor, name: &str) -> Result<NamespaceDigest, Status> {
         self.register_raw(Some(descriptor.to_message()), raw_digest(descriptor.digest()), name).await
     }
+    /// The namespace's epoch, which a repeated registration tells.
+    pub async fn epoch(&self, descriptor: &Descriptor) -> u64 {
+        let request = v1::RegisterRequest {
+            session_id: self.id.clone(),
+            descriptor: Some(descriptor.to_message()),
+            namespace: raw_digest(descriptor.digest()),
+            pinned_name: String::new(),
+        };
+        let answer = within(self.client.store.clone().register(request)).await.expect("registered");
+        answer.into_inner().epoch
+    }
     /// Sends this very registration.
     pub async fn register_raw(
         &self,

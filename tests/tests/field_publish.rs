@@ -114,6 +114,36 @@ async fn field_19_a_daemon_killed_before_ready_serves_nothing_of_it() {
     session.must_store(&descriptor, fixture::chunk(1), fixture::PART, full).await;
 }
 
+/// A worker gathers, and its store reaches the daemon only after somebody's reset: the bytes are of before.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_21_a_store_that_was_gathered_before_the_reset_is_refused() {
+    let daemon = Daemon::start(Setup::slots(4)).await;
+    let descriptor = fixture::small("field 21 late", SLOT_BLOCK_BYTES);
+    let (namespace, full) = (descriptor.digest(), fixture::full(&descriptor));
+    let session = daemon.client().await.open_registered(&descriptor).await;
+    let epoch = 1;
+    assert_eq!(session.epoch(&descriptor).await, epoch);
+    let late = |epoch| v1::ReserveRequest {
+        session_id: session.id.clone(),
+        namespace: namespace.as_bytes().to_vec().into(),
+        items: vec![item(fixture::chunk(1), fixture::PART, full, pattern_bytes(&descriptor))],
+        epoch,
+    };
+    session.client.reset(namespace).await.unwrap();
+    let mut store = session.client.store.clone();
+    let answer = store.reserve(late(epoch)).await.unwrap().into_inner();
+    assert_eq!(refused(answer.outcomes[0].refused), Some(Reason::NamespaceReset));
+    assert_eq!(conserve::quiet(daemon.engine()).await.reservations, 0);
+    // What is gathered from now on is stored under the epoch that the answer told.
+    assert!(answer.epoch > epoch);
+    let answer = store.reserve(late(answer.epoch)).await.unwrap().into_inner();
+    assert_ne!(answer.outcomes[0].reservation_id, 0);
+}
+
+fn pattern_bytes(descriptor: &tender_proto::Descriptor) -> usize {
+    pattern::blob(descriptor, fixture::chunk(1), fixture::PART, fixture::full(descriptor)).len()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn field_21_a_reset_is_complete_before_it_answers() {
     let daemon = Daemon::start(Setup::default()).await;

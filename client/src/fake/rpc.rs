@@ -59,7 +59,7 @@ impl Store for Rpc {
         &self,
         r: Request<v1::RegisterRequest>,
     ) -> Result<Response<v1::RegisterResponse>, Status> {
-        Ok(Response::new(v1::RegisterResponse { namespace: r.into_inner().namespace }))
+        Ok(Response::new(v1::RegisterResponse { namespace: r.into_inner().namespace, epoch: 1 }))
     }
 
     async fn lookup(&self, r: Request<v1::LookupRequest>) -> Result<Response<v1::LookupResponse>, Status> {
@@ -135,7 +135,7 @@ impl Store for Rpc {
             }
             outcome
         });
-        Ok(Response::new(v1::ReserveResponse { outcomes: outcomes.collect() }))
+        Ok(Response::new(v1::ReserveResponse { outcomes: outcomes.collect(), epoch: 1 }))
     }
 
     async fn commit(&self, r: Request<v1::CommitRequest>) -> Result<Response<v1::CommitResponse>, Status> {

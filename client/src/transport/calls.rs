@@ -115,8 +115,8 @@ impl Calls {
         bytes::Bytes::copy_from_slice(self.session.as_bytes())
     }
 
-    /// Makes the namespace known. The daemon computes the digest itself and must come to the same.
-    pub(crate) async fn register(&self, descriptor: &Descriptor) -> Result<NamespaceDigest, Refusal> {
+    /// Makes the namespace known, and tells its epoch. The daemon computes the digest itself and must come to the same.
+    pub(crate) async fn register(&self, descriptor: &Descriptor) -> Result<(NamespaceDigest, u64), Refusal> {
         let ours = descriptor.digest();
         let request = v1::RegisterRequest {
             session_id: self.session_bytes(),
@@ -126,7 +126,7 @@ impl Calls {
         };
         let answer = self.store().register(request).await.map_err(refusal)?.into_inner();
         match NamespaceDigest::parse(&answer.namespace)? {
-            theirs if theirs == ours => Ok(ours),
+            theirs if theirs == ours => Ok((ours, answer.epoch)),
             _ => Err(nonsense("a namespace that nobody asked for")),
         }
     }
@@ -174,22 +174,24 @@ impl Calls {
         Ok(answer.outcomes == [i32::from(v1::LeaseOutcome::Live)])
     }
 
-    /// Claims room for parts.
+    /// Claims room for parts that were gathered in `epoch`. The epoch of now comes with the answers.
     pub(crate) async fn reserve(
         &self,
         namespace: NamespaceDigest,
+        epoch: u64,
         asks: &[ReserveAsk],
-    ) -> Result<Vec<ReserveAnswer>, Refusal> {
+    ) -> Result<(Vec<ReserveAnswer>, u64), Refusal> {
         let request = v1::ReserveRequest {
             session_id: self.session_bytes(),
             namespace: bytes::Bytes::copy_from_slice(namespace.as_bytes()),
             items: asks.iter().map(reserve_item).collect(),
+            epoch,
         };
         let answer = self.store().reserve(request).await.map_err(refusal)?.into_inner();
         if answer.outcomes.len() != asks.len() {
             return Err(nonsense("another number of reservations than was asked for"));
         }
-        Ok(answer.outcomes.iter().map(reserve_answer).collect())
+        Ok((answer.outcomes.iter().map(reserve_answer).collect(), answer.epoch))
     }
 
     /// Hands over parts that lie in staging.

@@ -84,8 +84,8 @@ impl Rig {
                 bytes: bytes.len() as u64,
             })
             .collect();
-        let reserve = self.session.calls.reserve(self.namespace, &asks);
-        let answers = self.client.ask_blocking(&self.session, soon(), Pace::Quick, reserve).unwrap();
+        let reserve = self.session.calls.reserve(self.namespace, 0, &asks);
+        let (answers, _) = self.client.ask_blocking(&self.session, soon(), Pace::Quick, reserve).unwrap();
         let staged = parts.iter().zip(answers).map(|((_, coverage, bytes), answer)| {
             let ReserveAnswer::Reserved(reservation) = answer else { panic!("{answer:?}") };
             let mut slot = transport.staging().take(bytes.len() as u64).unwrap();
@@ -247,8 +247,8 @@ fn an_unanswered_commit_keeps_its_slot_until_the_session_ends() {
     let rig = Rig::start(TransportChoice::Shm, 5_000, 4);
     let transport = Arc::clone(rig.session.transport.as_ref().unwrap());
     let ask = ReserveAsk { chunk: chunk(1), part: PART, coverage: rig.coverage(1), bytes: 5_000 };
-    let reserve = rig.session.calls.reserve(rig.namespace, std::slice::from_ref(&ask));
-    let answers = rig.client.ask_blocking(&rig.session, soon(), Pace::Quick, reserve).unwrap();
+    let reserve = rig.session.calls.reserve(rig.namespace, 0, std::slice::from_ref(&ask));
+    let (answers, _) = rig.client.ask_blocking(&rig.session, soon(), Pace::Quick, reserve).unwrap();
     let ReserveAnswer::Reserved(reservation) = answers[0] else { panic!() };
     let slot = transport.staging().take(5_000).unwrap();
     let digest = ContentDigest::of(slot.as_ref());

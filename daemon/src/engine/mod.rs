@@ -169,6 +169,12 @@ impl Engine {
         })
     }
 
+    /// How often a namespace was reset, from 1; see [`Engine::reserve_gathered`].
+    pub fn epoch(&self, session: SessionId, namespace: NamespaceDigest) -> Result<u32, Refusal> {
+        let core = &self.core;
+        core.counted(|| core.bound(session, namespace).map(|(_, namespace)| namespace.epoch()))
+    }
+
     /// Gives a session its descriptors: the arena's, and if `bytes` is not 0 a staging region of at least
     /// that size. Asking again for the same size gives the same region; another size replaces it.
     pub fn attach_staging(&self, session: SessionId, bytes: u64) -> Result<Handover, Reason> {

@@ -28,6 +28,18 @@ impl Engine {
         namespace: NamespaceDigest,
         asks: &[ReserveAsk],
     ) -> Result<Vec<ReserveAnswer>, Refusal> {
+        self.reserve_gathered(session, namespace, None, asks).map(|(answers, _)| answers)
+    }
+
+    /// The same for bytes that were taken out of the engine in `epoch`: if a reset came since, every item is refused
+    /// with [`Reason::NamespaceReset`]. The epoch of now comes with the answers.
+    pub fn reserve_gathered(
+        &self,
+        session: SessionId,
+        namespace: NamespaceDigest,
+        epoch: Option<u32>,
+        asks: &[ReserveAsk],
+    ) -> Result<(Vec<ReserveAnswer>, u32), Refusal> {
         let core = &self.core;
         core.counted(|| {
             core.refuse_when_draining()?;
@@ -45,7 +57,24 @@ impl Engine {
                 }
                 Err(Door::Open) => ReserveAnswer::Refused(Reason::Internal),
             };
-            Ok(asks.iter().map(one).collect())
+            let mut answers: Vec<_> = match epoch {
+                Some(epoch) if epoch != namespace.epoch() => core.all_reset(asks.len()),
+                _ => asks.iter().map(one).collect(),
+            };
+            let now_epoch = namespace.epoch();
+            // A reset that came meanwhile may have let some of them into its own epoch.
+            if epoch.is_some_and(|epoch| epoch != now_epoch) {
+                let held = answers.iter().filter_map(|answer| match answer {
+                    ReserveAnswer::Reserved(id) => Some(id.get()),
+                    ReserveAnswer::Already(_) | ReserveAnswer::Refused(_) => None,
+                });
+                let held: Vec<u64> = held.collect();
+                if !held.is_empty() {
+                    self.abort(session.id, &held)?;
+                    answers = core.all_reset(asks.len());
+                }
+            }
+            Ok((answers, now_epoch))
         })
     }
 
@@ -89,6 +118,12 @@ impl Engine {
 }
 
 impl Core {
+    /// The answers to items that a reset has overtaken.
+    fn all_reset(&self, items: usize) -> Vec<ReserveAnswer> {
+        (0..items).for_each(|_| self.refusals.count(Reason::NamespaceReset));
+        vec![ReserveAnswer::Refused(Reason::NamespaceReset); items]
+    }
+
     fn reserve(
         &self,
         session: &Session,

@@ -43,6 +43,7 @@ impl v1::admin_server::Admin for AdminService {
         };
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let answer = self.0.engine.reset(scope);
+        self.0.resets.send_modify(|count| *count += 1);
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,
             fenced_reservations: answer.fenced_reservations,

@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<Engine>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
+    /// Counts resets, so that sessions hear of them.
+    pub(crate) resets: watch::Sender<u64>,
     pub(crate) boot: BootId,
     pub(crate) started: Instant,
     /// Payload of one frame, both ways.

@@ -52,7 +52,8 @@ impl v1::store_server::Store for StoreService {
         self.0.answer("register", decode, |(session, descriptor, claimed)| {
             let name = Some(raw.pinned_name.as_str()).filter(|name| !name.is_empty());
             let namespace = self.0.engine.register(session, descriptor, claimed, name)?;
-            Ok(v1::RegisterResponse { namespace: Bytes::copy_from_slice(namespace.as_bytes()) })
+            let epoch = u64::from(self.0.engine.epoch(session, namespace)?);
+            Ok(v1::RegisterResponse { namespace: Bytes::copy_from_slice(namespace.as_bytes()), epoch })
         })
     }
 
@@ -102,10 +103,13 @@ impl v1::store_server::Store for StoreService {
         let decode = || Ok((SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?));
         self.0.answer("reserve", decode, |(session, namespace)| {
             let (asks, refused) = convert::sort_out(&raw.items, convert::reserve_ask);
-            let answers = self.0.engine.reserve(session, namespace, &asks)?;
+            // An epoch that no namespace reaches is as stale as one that is over.
+            let gathered_in = (raw.epoch != 0).then(|| u32::try_from(raw.epoch).unwrap_or(0));
+            let (answers, epoch) = self.0.engine.reserve_gathered(session, namespace, gathered_in, &asks)?;
             self.0.count(&refused);
             let merged = convert::merge(&refused, answers, |_, reason| ReserveAnswer::Refused(reason));
-            Ok(v1::ReserveResponse { outcomes: merged.map(convert::reserve_outcome).collect() })
+            let outcomes = merged.map(convert::reserve_outcome).collect();
+            Ok(v1::ReserveResponse { outcomes, epoch: u64::from(epoch) })
         })
     }
 

@@ -49,6 +49,7 @@ pub(super) struct SessionStream {
     opened: Option<v1::SessionOpened>,
     heartbeat: Interval,
     phase: WatchStream<Phase>,
+    resets: WatchStream<u64>,
     /// The word about stopping was given. It comes before the end even where the drain took no time.
     warned: bool,
 }
@@ -83,7 +84,8 @@ impl SessionStream {
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
         let phase = WatchStream::from_changes(shared.phase.clone());
-        Ok(Self { _session: session, opened: Some(opened), heartbeat, phase, warned: false })
+        let resets = WatchStream::from_changes(shared.resets.subscribe());
+        Ok(Self { _session: session, opened: Some(opened), heartbeat, phase, resets, warned: false })
     }
 
     /// What a change of the daemon's phase means for a session; `None` where it means nothing.
@@ -160,6 +162,9 @@ impl Stream for SessionStream {
                 // After the word comes the end: asked again, the phase says so or wakes us when it does.
                 return told;
             }
+        }
+        if let Poll::Ready(Some(_)) = Pin::new(&mut self.resets).poll_next(context) {
+            return event(Event::Reset(v1::Reset {}));
         }
         match self.heartbeat.poll_tick(context) {
             Poll::Ready(_) => event(Event::Heartbeat(v1::Heartbeat {})),

@@ -180,8 +180,12 @@ impl Session {
         Self { store, id: opened.session_id.clone(), opened, events, namespace }
     }
     pub(crate) async fn reserve(&self, items: Vec<v1::ReserveItem>) -> Vec<v1::ReserveOutcome> {
-        let request =
-            v1::ReserveRequest { session_id: self.id.clone(), namespace: self.namespace.clone(), items };
+        let request = v1::ReserveRequest {
+            session_id: self.id.clone(),
+            namespace: self.namespace.clone(),
+            items,
+            epoch: 0,
+        };
         self.store.clone().reserve(request).await.unwrap().into_inner().outcomes
     }
     pub(crate) async fn reserved(&self, n: u8) -> u64 {

@@ -49,7 +49,11 @@ pub(super) fn measure(scene: &Scene, chunk_mib: usize) -> Result<Vec<Row>, Clien
     let gather = super::report::percentile(gathers.get_mut(1..).unwrap_or_default(), 50);
     let name = |work: &str| format!("{work}, shm, {chunk_mib} MiB chunks");
     Ok(vec![
-        Row::speed(format!("memcpy into 32 layers, {} KiB pages", (chunk_mib << 10) / 512), scene.bytes, copy),
+        Row::speed(
+            format!("memcpy into 32 layers, {} KiB pages", (chunk_mib << 10) / 512),
+            scene.bytes,
+            copy,
+        ),
         Row::speed(name("load"), scene.bytes, load),
         Row::ratio(name("load / memcpy"), copy, load, LOAD_FLOOR),
         Row::speed(name("store"), scene.bytes, store),
@@ -75,7 +79,11 @@ pub(super) fn worker(
         ..ClientConfig::new(address.clone())
     };
     let worker = WorkerSide::new(config, memory.descriptor.clone(), PartIndex(0), memory.layout.clone())?;
-    if worker.wait_until_up(Duration::from_secs(30)) { Ok(worker) } else { Err(failed("a session", "no answer")) }
+    if worker.wait_until_up(Duration::from_secs(30)) {
+        Ok(worker)
+    } else {
+        Err(failed("a session", "no answer"))
+    }
 }
 
 pub(super) fn flushed(worker: &WorkerSide) -> Result<(), ClientError> {

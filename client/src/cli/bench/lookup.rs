@@ -49,6 +49,10 @@ pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
     }
     Ok(vec![
         Row::time("lookup of 1,000 keys with lease, Unix socket, p50", percentile(&mut micros, 50), None),
-        Row::time("lookup of 1,000 keys with lease, Unix socket, p99", percentile(&mut micros, 99), Some(P99_LIMIT_US)),
+        Row::time(
+            "lookup of 1,000 keys with lease, Unix socket, p99",
+            percentile(&mut micros, 99),
+            Some(P99_LIMIT_US),
+        ),
     ])
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use tender_proto::limits::KEY_CHAIN_VERSION;
 use tender_proto::{
-    BlocksPerChunk, ChainHash, ChunkId, Coverage, Descriptor, Group, GroupIndex, GroupKind, RankGeometry, Refusal,
+    BlocksPerChunk, ChainHash, ChunkId, Coverage, Descriptor, Group, GroupIndex, GroupKind, RankGeometry,
+    Refusal,
 };
 
 use super::failed;
@@ -56,7 +57,11 @@ impl EngineMemory {
                 let Some(page) = pages.next() else { return };
                 // SAFETY: `layer` has 1 + chunks x blocks pages of this size, and only this thread uses them now.
                 unsafe {
-                    std::ptr::copy_nonoverlapping(page.as_ptr(), layer.add(block * self.page_bytes), page.len());
+                    std::ptr::copy_nonoverlapping(
+                        page.as_ptr(),
+                        layer.add(block * self.page_bytes),
+                        page.len(),
+                    );
                 }
             }
         }

@@ -292,3 +292,21 @@ fn case_39_losers_hear_it_before_they_send_and_one_copy_stays() {
     bench.engine.close_session(clients[1]);
     bench.put(clients[2], 2);
 }
+
+#[test]
+fn case_21_bytes_gathered_before_a_reset_cannot_be_stored_after_it() {
+    let bench = Bench::with_slots(4);
+    let session = bench.session();
+    let before = bench.engine.epoch(session, a()).unwrap();
+    assert_eq!(bench.engine.epoch(session, b()).unwrap(), before);
+    bench.engine.reset(ResetScope::One(a()));
+    let late = |namespace, epoch| {
+        bench.engine.reserve_gathered(session, namespace, Some(epoch), &[ask(chunk(1), FULL)]).unwrap()
+    };
+    let (answers, now) = late(a(), before);
+    assert_eq!(answers, [ReserveAnswer::Refused(Reason::NamespaceReset)]);
+    assert_eq!(bench.audit().reservations, 0);
+    // The answer tells the epoch that later gathers belong to, and other namespaces have theirs.
+    assert!(matches!(late(a(), now).0[0], ReserveAnswer::Reserved(_)));
+    assert!(matches!(late(b(), before).0[0], ReserveAnswer::Reserved(_)));
+}
