@@ -12,7 +12,7 @@ pub const KEY_CHAIN_VERSION: u32 = 1;
 pub const MAX_BLOCKS_PER_CHUNK: u32 = 64;
 
 /// Payload of one frame. 1 MiB frames moved most bytes per second over loopback; 4 MiB were 10-25 % slower.
-pub const FRAME_PAYLOAD_BYTES: usize = 1 << 20;
+pub const FRAME_PAYLOAD_BYTES: usize = 256 << 10;
 
 /// HTTP/2 frame size, set by the receiver. The default of 16 KiB costs a third to a half of the throughput.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;

@@ -155,7 +155,11 @@ async fn pump(
         if let Some(counter) = &counter {
             counter.fetch_add(count as u64, Ordering::SeqCst);
         }
-        let mode = control.borrow().mode;
+        // A read may have begun before somebody stopped reading.
+        let mode = match control.wait_for(|now| now.mode != Mode::StopReading).await {
+            Ok(now) => now.mode,
+            Err(_) => return,
+        };
         match mode {
             Mode::BlackHole => continue,
             Mode::Delay(by) => tokio::time::sleep(by).await,

@@ -11,7 +11,7 @@ use super::failed;
 use crate::error::ClientError;
 
 /// Bytes handed to the socket at a time, the payload of our own frames.
-const PIECE: usize = tender_proto::limits::FRAME_PAYLOAD_BYTES;
+const PIECE: usize = 1 << 20;
 
 const PULL: u8 = b'r';
 const PUSH: u8 = b'w';
