@@ -2,13 +2,10 @@
 //! what keeps its slice from changing; it is one of the few places of this crate with unsafe code.
 #![allow(unsafe_code, reason = "slices of shared mappings; what keeps them still is said at each function")]
 
-use std::ffi::c_void;
 use std::fs::File;
 use std::io;
-use std::ptr::NonNull;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MmapAdvise, madvise};
 use tender_proto::shm::{Mapping, OutOfRange};
 
 /// Mapped in one go, so that a stopping client does not wait long for a thread that populates.
@@ -50,17 +47,12 @@ pub(super) fn fillable(staging: &Mapping, offset_bytes: u64, len: usize) -> Resu
     Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
 }
 
-/// Maps the pages before somebody waits for them: a first touch costs many times a later one. Content does not
-/// change. Stops early when `stop` says so; a kernel that cannot do it changes nothing.
-pub(super) fn populate(map: &Mapping, writable: bool, stop: &dyn Fn() -> bool) {
-    let advice = if writable { MmapAdvise::MADV_POPULATE_WRITE } else { MmapAdvise::MADV_POPULATE_READ };
+/// Makes the pages present before somebody waits for them. Stops early when `stop` says so.
+pub(super) fn populate(map: &Mapping, stop: &dyn Fn() -> bool) {
     let mut at = 0;
     while at < map.len() && !stop() {
         let len = POPULATE_STEP_BYTES.min(map.len() - at);
-        let Ok(start) = map.address(at as u64, len) else { return };
-        let Some(start) = NonNull::new(start.cast_mut().cast::<c_void>()) else { return };
-        // SAFETY: the range lies in the mapping, and this advice neither unmaps nor changes anything.
-        if unsafe { madvise(start, len, advice) }.is_err() {
+        if !map.make_present(at as u64, len).unwrap_or(false) {
             return;
         }
         at += len;

@@ -87,10 +87,10 @@ fn warm_up(staging: &Arc<Staging>, arena: &Arc<Mapping>) {
     let populate = move || {
         // Where only this thread is left, the session is gone.
         if let Some(staging) = staging.upgrade() {
-            region::populate(staging.region(), true, &|| Arc::strong_count(&staging) == 1);
+            region::populate(staging.region(), &|| Arc::strong_count(&staging) == 1);
         }
         if let Some(arena) = arena.upgrade() {
-            region::populate(&arena, false, &|| Arc::strong_count(&arena) == 1);
+            region::populate(&arena, &|| Arc::strong_count(&arena) == 1);
         }
     };
     if let Err(error) = std::thread::Builder::new().name("tender-warm-up".into()).spawn(populate) {

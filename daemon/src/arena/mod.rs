@@ -12,17 +12,14 @@ mod cgroup;
 mod error;
 mod file;
 
-use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::fcntl::Flock;
-use nix::sys::mman::{MmapAdvise, madvise};
 use tender_proto::shm::{Mapping, OutOfRange};
 
 use alloc::{Extent, ExtentPool, MAX_POOL_BYTES};
@@ -160,15 +157,11 @@ impl Arena {
     }
 
     fn populate(&self, at: u64, len: u64) {
-        let Ok(len) = usize::try_from(len) else { return };
-        let populated = self.map.address_mut(at, len).ok().and_then(NonNull::new).is_some_and(|start| {
-            // SAFETY: the range lies inside the mapping and starts at a page; populating changes no byte.
-            unsafe { madvise(start.cast::<c_void>(), len, MmapAdvise::MADV_POPULATE_WRITE) }.is_ok()
-        });
-        if !populated {
+        let Ok(pages) = usize::try_from(len) else { return };
+        if !self.map.make_present(at, pages).unwrap_or(false) {
             // Kernels before 5.14: reading a byte of each reserved page makes it present too.
             let mut byte = [0];
-            for page in (at..at + len as u64).step_by(4096) {
+            for page in (at..at + len).step_by(4096) {
                 if self.map.copy_out(page, &mut byte).is_err() {
                     return;
                 }

@@ -14,6 +14,8 @@ use crate::worker::WorkerSide;
 
 /// Longer than any round on any machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// A new session makes its memory present in the background, which takes a core from what is measured.
+const SETTLE: Duration = Duration::from_secs(3);
 /// The floors of docs/benchmarks.md.
 const LOAD_FLOOR: f64 = 0.7;
 
@@ -79,11 +81,11 @@ pub(super) fn worker(
         ..ClientConfig::new(address.clone())
     };
     let worker = WorkerSide::new(config, memory.descriptor.clone(), PartIndex(0), memory.layout.clone())?;
-    if worker.wait_until_up(Duration::from_secs(30)) {
-        Ok(worker)
-    } else {
-        Err(failed("a session", "no answer"))
+    if !worker.wait_until_up(Duration::from_secs(30)) {
+        return Err(failed("a session", "no answer"));
     }
+    std::thread::sleep(SETTLE);
+    Ok(worker)
 }
 
 pub(super) fn flushed(worker: &WorkerSide) -> Result<(), ClientError> {
