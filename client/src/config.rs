@@ -109,7 +109,7 @@ pub enum TransportChoice {
     Grpc,
 }
 
-/// When to stop asking a daemon that does not answer, see [`crate::breaker`].
+/// When to stop asking a daemon that does not answer, see `breaker.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BreakerConfig {

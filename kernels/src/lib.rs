@@ -1,7 +1,7 @@
 //! Gather and scatter of paged KV blocks.
 //!
 //! * [`page_map`]: where the bytes of a group's blocks lie, in the compact form that kernels read.
-//! * [`reference`]: gather and scatter on host memory. It is the copy backend of engines on the CPU, and the
+//! * [`mod@reference`]: gather and scatter on host memory. It is the copy backend of engines on the CPU, and the
 //!   truth that every other kernel must match bit for bit.
 
 pub mod page_map;

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 
 use crate::raw::{RawClient, Target};
 
-/// Block size at which a chunk of [`fixture::small`] fills one slot of [`Setup::slots`] exactly.
+/// Block size at which a chunk of [`crate::fixture::small`] fills one slot of [`Setup::slots`] exactly.
 pub const SLOT_BLOCK_BYTES: u64 = 16 << 10;
 
 /// Generous: a debug build on a busy machine.

@@ -1,5 +1,5 @@
-//! How the engine's KV tensors lie in memory (rule 5): described ([`desc`]), proved ([`prove`]), and named by a
-//! digest that goes into the namespace ([`fingerprint`]).
+//! How the engine's KV tensors lie in memory (rule 5): described (`desc`), proved ([`prove()`]), and named by a
+//! digest that goes into the namespace (`fingerprint`).
 //!
 //! There is one gate for all layouts: per-layer tensors, layers interleaved in one buffer, padding, keys and
 //! values apart or together. What it lets through can be copied without a further look at an address.

@@ -43,7 +43,7 @@ pub struct Extent {
 }
 
 impl ExtentPool {
-    /// A pool of the whole units in `bytes`; `None` below one unit and above [`MAX_POOL_BYTES`].
+    /// A pool of the whole units in `bytes`; `None` below one unit and above `MAX_POOL_BYTES`.
     pub fn new(bytes: u64) -> Option<Arc<Self>> {
         if bytes > MAX_POOL_BYTES {
             return None;

@@ -1,6 +1,6 @@
-//! What the daemon is told. Typed on the command line or written in a file ([`flags`], [`file`]: the same
+//! What the daemon is told. Typed on the command line or written in a file (`flags`, `file`: the same
 //! settings, each of which may be missing), it becomes a [`Config`] here: complete, checked, and the only form
-//! that other modules see. Every default has its one home in [`defaults`]; the help text is made from it.
+//! that other modules see. Every default has its one home in `defaults`; the help text is made from it.
 
 mod file;
 mod flags;
