@@ -248,7 +248,7 @@ async fn choose_transport(
         None => {
             // Bulk frames get a connection of their own, or small calls would wait behind them.
             let bulk = connect(&config.address, config.connect_deadline).await?;
-            Arc::new(grpc::Grpc::new(store_client(bulk), calls.session(), wanted, limits)?)
+            Arc::new(grpc::Grpc::new(bulk, calls.session(), wanted, limits)?)
         }
     })
 }

@@ -56,16 +56,21 @@ impl<'a> Assembly<'a> {
         &self.buffer
     }
 
-    /// Takes the next frame.
-    pub(crate) fn feed(&mut self, frame: &v1::GetFrame) -> Result<Progress, Broken> {
+    /// Takes the head of the next frame, of which `payload_bytes` follow as pieces. `Some`: it has none, its item
+    /// failed.
+    pub(crate) fn begin_frame(
+        &mut self,
+        frame: &v1::GetFrame,
+        payload_bytes: usize,
+    ) -> Result<Option<Progress>, Broken> {
         let Some(item) = self.items.get(self.at) else { return Err(Broken(Reason::Malformed)) };
         if usize::try_from(frame.item) != Ok(self.at) {
             return Err(Broken(Reason::Malformed));
         }
-        if let Some(reason) = self.failure(frame)? {
-            return Ok(Progress::Failed(self.finish(), reason));
+        if let Some(reason) = self.failure(frame, payload_bytes)? {
+            return Ok(Some(Progress::Failed(self.finish(), reason)));
         }
-        if frame.payload.len() > self.max_frame_bytes {
+        if payload_bytes > self.max_frame_bytes {
             return Err(Broken(Reason::FrameTooLarge));
         }
         if self.digest.is_none() {
@@ -74,26 +79,36 @@ impl<'a> Assembly<'a> {
             return Err(Broken(Reason::Malformed));
         }
         let whole = usize::try_from(item.bytes).map_err(|_| Broken(Reason::TooLarge))?;
-        let (have, new) = (self.buffer.len(), frame.payload.len());
-        if frame.offset_bytes != have as u64 || new == 0 || new > whole - have {
+        let have = self.buffer.len();
+        if frame.offset_bytes != have as u64 || payload_bytes == 0 || payload_bytes > whole - have {
             return Err(Broken(Reason::WrongSize));
         }
-        self.hasher.update(&frame.payload);
-        self.buffer.extend_from_slice(&frame.payload);
-        if self.buffer.len() < whole {
-            return Ok(Progress::More);
+        Ok(None)
+    }
+
+    /// Takes bytes of the frame that was begun. The caller sees to it that they are not more than were announced.
+    pub(crate) fn piece(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Ends the frame that was begun.
+    pub(crate) fn end_frame(&mut self) -> Progress {
+        let whole = self.items.get(self.at).map_or(0, |item| item.bytes);
+        if (self.buffer.len() as u64) < whole {
+            return Progress::More;
         }
         let good = self.digest == Some(ContentDigest::from(self.hasher.finalize()));
         let done = self.finish();
-        Ok(if good { Progress::Whole(done) } else { Progress::Failed(done, Reason::BadDigest) })
+        if good { Progress::Whole(done) } else { Progress::Failed(done, Reason::BadDigest) }
     }
 
     /// A frame that says its item cannot be read stands alone.
-    fn failure(&self, frame: &v1::GetFrame) -> Result<Option<Reason>, Broken> {
+    fn failure(&self, frame: &v1::GetFrame, payload_bytes: usize) -> Result<Option<Reason>, Broken> {
         if frame.failure == i32::from(v1::Reason::Unspecified) {
             return Ok(None);
         }
-        if self.digest.is_some() || !frame.payload.is_empty() {
+        if self.digest.is_some() || payload_bytes > 0 {
             return Err(Broken(Reason::Malformed));
         }
         Ok(Some(Reason::from_wire(frame.failure).unwrap_or(Reason::Internal)))
@@ -130,6 +145,20 @@ mod tests {
     use super::*;
 
     const FRAME: usize = 64;
+
+    impl Assembly<'_> {
+        /// Takes a whole frame, its payload in two pieces.
+        fn feed(&mut self, frame: &v1::GetFrame) -> Result<Progress, Broken> {
+            let payload = &frame.payload;
+            if let Some(progress) = self.begin_frame(frame, payload.len())? {
+                return Ok(progress);
+            }
+            let (front, back) = payload.split_at(payload.len() / 3);
+            self.piece(front);
+            self.piece(back);
+            Ok(self.end_frame())
+        }
+    }
 
     fn item(bytes: u64) -> ReadItem {
         let coverage = Coverage::full(BlocksPerChunk::new(4).unwrap());

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use tender_proto::v1::store_client::StoreClient;
 use tender_proto::{Reason, Refusal, SessionId, v1};
 use tonic::transport::Channel;
 
-use super::calls::{Stored, refusal, store_outcomes};
+use super::calls::{Stored, refusal, store_client, store_outcomes};
 use super::frames::{Assembly, Broken, Progress};
+use super::messages::{Head, Messages};
 use super::staging::Staging;
 use super::{ReadAsk, ReadItem, Sink, StagedPart, Transport, TransportKind, region};
 use crate::client::{Client, Pace};
@@ -18,7 +18,7 @@ use crate::session::{Limits, Session};
 /// The transport over one bulk connection.
 #[derive(Debug)]
 pub(crate) struct Grpc {
-    store: StoreClient<Channel>,
+    bulk: Channel,
     session: SessionId,
     staging: Arc<Staging>,
     max_frame_bytes: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Grpc {
 
 impl Grpc {
     pub(crate) fn new(
-        store: StoreClient<Channel>,
+        bulk: Channel,
         session: SessionId,
         staging_bytes: u64,
         limits: Limits,
@@ -36,7 +36,7 @@ impl Grpc {
             Refusal::new(Reason::NoSpace, subject, "choose a smaller staging_bytes")
         })?;
         let max_frame_bytes = limits.max_frame_bytes;
-        Ok(Self { store, session, staging: Staging::new(region), max_frame_bytes })
+        Ok(Self { bulk, session, staging: Staging::new(region), max_frame_bytes })
     }
 
     async fn pump(
@@ -50,11 +50,24 @@ impl Grpc {
             lease_id: ask.lease.get(),
             items: ask.items.iter().map(get_item).collect(),
         };
-        let mut stream = self.store.clone().get(request).await.map_err(refusal)?.into_inner();
+        let mut messages = Messages::get(self.bulk.clone(), &request).await?;
         let mut assembly = Assembly::new(ask.items, self.max_frame_bytes);
         while assembly.done() < ask.items.len() {
-            let frame = stream.message().await.map_err(refusal)?.ok_or_else(cut_short)?;
-            match assembly.feed(&frame).map_err(broken)? {
+            let Head { frame, payload_bytes } = messages.next().await?.ok_or_else(cut_short)?;
+            let failed = assembly.begin_frame(&frame, payload_bytes).map_err(broken)?;
+            let progress = match failed {
+                Some(failed) => failed,
+                None => {
+                    let mut left = payload_bytes;
+                    while left > 0 {
+                        let piece = messages.piece(left).await?;
+                        assembly.piece(&piece);
+                        left -= piece.len();
+                    }
+                    assembly.end_frame()
+                }
+            };
+            match progress {
                 Progress::More => {}
                 Progress::Whole(i) => results.push(sink(i, assembly.bytes())),
                 Progress::Failed(_, reason) => results.push(Err(reason)),
@@ -108,7 +121,7 @@ impl Transport for Grpc {
         if let Some(first) = frames.first_mut() {
             first.session_id = Bytes::copy_from_slice(self.session.as_bytes());
         }
-        let mut store = self.store.clone();
+        let mut store = store_client(self.bulk.clone());
         let put = async {
             let answer = store.put(tokio_stream::iter(frames)).await.map_err(refusal)?.into_inner();
             store_outcomes(&reservations, &answer.outcomes)

@@ -12,6 +12,7 @@ pub(crate) mod calls;
 pub(crate) mod connect;
 mod frames;
 pub(crate) mod grpc;
+mod messages;
 mod region;
 pub(crate) mod shm;
 pub(crate) mod staging;
