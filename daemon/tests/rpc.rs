@@ -142,20 +142,20 @@ async fn one_bad_item_is_refused_alone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_breaks_does_not_break_the_next() {
-    let daemon = Daemon::start(|config| config.max_frame_bytes = 400 << 10).await;
+    let daemon = Daemon::start(|config| config.max_frame_bytes = 200 << 10).await;
     let session = daemon.session().await;
-    assert_eq!(session.opened.max_frame_bytes, 400 << 10);
+    assert_eq!(session.opened.max_frame_bytes, 200 << 10);
     let mut frames = Vec::new();
     // A frame above the limit, a gap, a bad digest, an end that never comes, and one that is right.
-    frames.extend(session.frames(session.reserved(1).await, &content(1), 500 << 10));
-    let mut gap = session.frames(session.reserved(2).await, &content(2), 300 << 10);
+    frames.extend(session.frames(session.reserved(1).await, &content(1), 250 << 10));
+    let mut gap = session.frames(session.reserved(2).await, &content(2), 150 << 10);
     gap.remove(1);
     frames.extend(gap);
-    let mut flipped = session.frames(session.reserved(3).await, &content(3), 300 << 10);
-    flipped[0].payload = Bytes::from(vec![0; 300 << 10]);
+    let mut flipped = session.frames(session.reserved(3).await, &content(3), 150 << 10);
+    flipped[0].payload = Bytes::from(vec![0; 150 << 10]);
     frames.extend(flipped);
     frames.push(session.frame(session.reserved(4).await, 0, &content(4)[..1000]));
-    frames.extend(session.frames(session.reserved(5).await, &content(5), 300 << 10));
+    frames.extend(session.frames(session.reserved(5).await, &content(5), 150 << 10));
     let outcomes = session.put(frames).await.unwrap();
     let reasons: Vec<_> = outcomes.iter().map(v1::StoreOutcome::refused).collect();
     use v1::Reason as R;
@@ -168,7 +168,7 @@ async fn a_part_that_breaks_does_not_break_the_next() {
         .await;
     let foreign = daemon.session().await;
     let outcomes =
-        foreign.put(foreign.frames(session.reserved(6).await, &content(6), 300 << 10)).await.unwrap();
+        foreign.put(foreign.frames(session.reserved(6).await, &content(6), 150 << 10)).await.unwrap();
     assert_eq!(outcomes[0].refused(), R::NotOwner);
 }
 

@@ -66,8 +66,7 @@ async fn both_ways_are_bit_exact_for_random_geometry() {
         }
         check_everywhere(&daemon, &descriptor, chunk, coverage, seed).await;
     }
-    assert_eq!(daemon.engine().audit().unwrap().ready_chunks, 40);
-    conserve::deserted(daemon.engine()).await;
+    assert_eq!(conserve::deserted(daemon.engine()).await.ready_chunks, 40);
 }
 
 async fn check_everywhere(

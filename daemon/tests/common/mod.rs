@@ -8,7 +8,7 @@ use hyper_util::rt::TokioIo;
 use tender_daemon::app::RunningApp;
 use tender_daemon::config::{Config, Listen};
 use tender_daemon::engine::Audit;
-use tender_proto::limits::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
+use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use tender_proto::v1::session_event::Event;
 use tender_proto::v1::store_client::StoreClient;
 use tender_proto::{
@@ -215,7 +215,7 @@ impl Session {
     }
     pub(crate) async fn store_chunk(&self, n: u8) {
         let reservation = self.reserved(n).await;
-        let outcomes = self.put(self.frames(reservation, &content(n), 1 << 20)).await.unwrap();
+        let outcomes = self.put(self.frames(reservation, &content(n), FRAME_PAYLOAD_BYTES)).await.unwrap();
         assert!(outcomes.len() == 1 && outcomes[0].chunk_ready, "{outcomes:?}");
     }
     pub(crate) async fn lookup(&self, chunks: &[u8], lease_ms: u64, locate: bool) -> v1::LookupResponse {
