@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytesize::ByteSize;
 use tender_proto::PartIndex;
 
-use super::memory::EngineMemory;
+use super::memory::{self, EngineMemory};
 use super::report::Row;
 use super::{Scene, failed, interleaved};
 use crate::config::{Address, ClientConfig, TransportChoice};
@@ -22,7 +22,8 @@ const LOAD_FLOOR: f64 = 0.7;
 pub(super) fn measure(scene: &Scene, chunk_mib: usize) -> Result<Vec<Row>, ClientError> {
     let mut memory = EngineMemory::new(scene.bytes, chunk_mib << 20)?;
     let worker = worker(&memory, &scene.daemon.local, TransportChoice::Shm, scene.bytes)?;
-    let source: Vec<u8> = (0..scene.bytes).map(|at| u8::try_from(at % 253).unwrap_or(0)).collect();
+    let source = memory::aligned(scene.bytes);
+    source.fill(7);
     let stored = std::cell::Cell::new(0);
     let plans: Vec<_> = (0..=scene.rounds.into()).map(|round| memory.store_plan(round).encode()).collect();
     let loads: Vec<_> = (0..=scene.rounds.into()).map(|round| memory.load_plan(round).encode()).collect();
@@ -31,7 +32,7 @@ pub(super) fn measure(scene: &Scene, chunk_mib: usize) -> Result<Vec<Row>, Clien
         scene.rounds,
         [
             &mut || {
-                memory.copy_in(&source);
+                memory.copy_in(source);
                 Ok(())
             },
             &mut || {
