@@ -202,14 +202,9 @@ impl RawSession {
     }
     /// The namespace's epoch, which a repeated registration tells.
     pub async fn epoch(&self, descriptor: &Descriptor) -> u64 {
-        let request = v1::RegisterRequest {
-            session_id: self.id.clone(),
-            descriptor: Some(descriptor.to_message()),
-            namespace: raw_digest(descriptor.digest()),
-            pinned_name: String::new(),
-        };
-        let answer = within(self.client.store.clone().register(request)).await.expect("registered");
-        answer.into_inner().epoch
+        let namespace = raw_digest(descriptor.digest());
+        let answer = self.register_answer(Some(descriptor.to_message()), namespace, "").await;
+        answer.expect("registered").epoch
     }
     /// Sends this very registration.
     pub async fn register_raw(
@@ -218,14 +213,22 @@ impl RawSession {
         namespace: Bytes,
         pinned_name: &str,
     ) -> Result<NamespaceDigest, Status> {
+        let answer = self.register_answer(descriptor, namespace, pinned_name).await?;
+        Ok(NamespaceDigest::parse(&answer.namespace).expect("32 bytes"))
+    }
+    async fn register_answer(
+        &self,
+        descriptor: Option<v1::NamespaceDescriptor>,
+        namespace: Bytes,
+        pinned_name: &str,
+    ) -> Result<v1::RegisterResponse, Status> {
         let request = v1::RegisterRequest {
             session_id: self.id.clone(),
             descriptor,
             namespace,
             pinned_name: pinned_name.into(),
         };
-        let answer = within(self.client.store.clone().register(request)).await?.into_inner();
-        Ok(NamespaceDigest::parse(&answer.namespace).expect("32 bytes"))
+        Ok(within(self.client.store.clone().register(request)).await?.into_inner())
     }
 
     /// Asks for chunks.

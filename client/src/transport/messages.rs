@@ -44,7 +44,7 @@ impl Messages {
         let mut message = vec![0; PREFIX_BYTES];
         let len = u32::try_from(request.encoded_len()).map_err(|_| nonsense("a request of 4 GiB"))?;
         message[1..].copy_from_slice(&len.to_be_bytes());
-        message.extend_from_slice(&request.encode_to_vec());
+        request.encode(&mut message).map_err(|error| nonsense(&error.to_string()))?;
         let mut request = Request::post("/tender.v1.Store/Get")
             .body(Body::new(Full::new(Bytes::from(message))))
             .map_err(|error| nonsense(&error.to_string()))?;

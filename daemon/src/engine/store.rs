@@ -57,24 +57,21 @@ impl Engine {
                 }
                 Err(Door::Open) => ReserveAnswer::Refused(Reason::Internal),
             };
-            let mut answers: Vec<_> = match epoch {
-                Some(epoch) if epoch != namespace.epoch() => core.all_reset(asks.len()),
-                _ => asks.iter().map(one).collect(),
-            };
-            let now_epoch = namespace.epoch();
+            let overtaken = || epoch.is_some_and(|epoch| epoch != namespace.epoch());
+            if overtaken() {
+                return Ok((core.all_reset(asks.len()), namespace.epoch()));
+            }
+            let answers: Vec<_> = asks.iter().map(one).collect();
             // A reset that came meanwhile may have let some of them into its own epoch.
-            if epoch.is_some_and(|epoch| epoch != now_epoch) {
+            if overtaken() {
                 let held = answers.iter().filter_map(|answer| match answer {
                     ReserveAnswer::Reserved(id) => Some(id.get()),
                     ReserveAnswer::Already(_) | ReserveAnswer::Refused(_) => None,
                 });
-                let held: Vec<u64> = held.collect();
-                if !held.is_empty() {
-                    self.abort(session.id, &held)?;
-                    answers = core.all_reset(asks.len());
-                }
+                self.abort(session.id, &held.collect::<Vec<_>>())?;
+                return Ok((core.all_reset(asks.len()), namespace.epoch()));
             }
-            Ok((answers, now_epoch))
+            Ok((answers, namespace.epoch()))
         })
     }
 

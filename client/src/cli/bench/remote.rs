@@ -13,10 +13,9 @@ const CHUNK_MIB: usize = 4;
 pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
     let memory = EngineMemory::new(scene.bytes, CHUNK_MIB << 20)?;
     let worker = local::worker(&memory, &scene.daemon.remote, TransportChoice::Grpc, scene.bytes)?;
-    let mut peer = BarePeer::start(scene.bytes)?;
     let round = std::cell::Cell::new(1_000);
-    let peer = std::cell::RefCell::new(&mut peer);
-    let [bare_get, get_put, get, bare_put] = interleaved(
+    let peer = std::cell::RefCell::new(BarePeer::start(scene.bytes)?);
+    let [bare_get, put, get, bare_put] = interleaved(
         scene.rounds,
         [
             &mut || peer.borrow_mut().pull(),
@@ -32,7 +31,6 @@ pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
             &mut || peer.borrow_mut().push(),
         ],
     )?;
-    let put = get_put;
     local::check(&worker)?;
     let name = |work: &str| format!("{work}, {CHUNK_MIB} MiB chunks");
     Ok(vec![
@@ -41,6 +39,6 @@ pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
         Row::ratio(name("get / bare TCP"), bare_get, get, GET_FLOOR),
         Row::speed("bare TCP stream, write", scene.bytes, bare_put),
         Row::speed(name("put, gRPC over TCP"), scene.bytes, put),
-        Row { goal: String::new(), met: None, ..Row::ratio(name("put / bare TCP"), bare_put, put, 0.0) },
+        Row::told_ratio(name("put / bare TCP"), bare_put, put),
     ])
 }

@@ -36,6 +36,10 @@ impl Row {
         let value = yardstick / work;
         Self { name: name.into(), value, unit: "x", goal: format!(">= {floor} x"), met: Some(value >= floor) }
     }
+    /// The same for information.
+    pub(super) fn told_ratio(name: impl Into<String>, yardstick: f64, work: f64) -> Self {
+        Self { goal: String::new(), met: None, ..Self::ratio(name, yardstick, work, 0.0) }
+    }
     /// A time that has a limit.
     pub(super) fn time(name: impl Into<String>, micros: f64, limit: Option<f64>) -> Self {
         Self {
