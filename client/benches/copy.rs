@@ -8,7 +8,7 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tender_client::copy::{CopyBackend, HostCopy};
 use tender_client::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
-use tender_proto::{BlocksPerChunk, Coverage, GroupIndex};
+use tender_proto::{BlocksPerChunk, Coverage, GroupIndex, PartIndex};
 
 const GROUP: GroupIndex = GroupIndex(0);
 const LAYERS: u32 = 16;
@@ -39,6 +39,9 @@ fn layout(memory: &mut Vec<u8>, head_padding: u64) -> Arc<ProvedLayout> {
             Axis { name: 'N', count: TOKENS, stride_bytes: CELL_BYTES },
         ],
         cell_bytes: CELL_BYTES,
+        page_bytes: page,
+        padding_bytes: u64::from(HEADS) * head_padding,
+        scales: None,
     });
     Arc::new(prove(layers.collect(), POOL_BLOCKS).expect("a layout that holds"))
 }
@@ -48,7 +51,7 @@ fn copies(c: &mut Criterion) {
     for (name, padding) in [("one run per page", 0), ("one run per head", 64)] {
         let mut memory = Vec::new();
         let layout = layout(&mut memory, padding);
-        let block_bytes = layout.block_bytes(GROUP).expect("one group");
+        let block_bytes = layout.block_bytes(GROUP, PartIndex(0)).expect("one group");
         let bytes = block_bytes * u64::from(BLOCKS_PER_CHUNK);
         let mut packed = vec![0u8; usize::try_from(bytes).expect("a 64-bit machine")];
         let other = packed.clone();

@@ -19,7 +19,7 @@ use crate::copy::{CopyBackend, HostCopy};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::fuse::Fuse;
-use crate::layout::ProvedLayout;
+use crate::layout::{LocalPart, ProvedLayout};
 use crate::load::{LoadDone, Loader};
 use crate::plan::StepPlan;
 use crate::queue::Queue;
@@ -183,7 +183,8 @@ impl Drop for WorkerSide {
 fn check_sizes(descriptor: &Descriptor, part: PartIndex, layout: &ProvedLayout) -> Result<(), Refusal> {
     for (i, group) in descriptor.groups.iter().enumerate() {
         let index = GroupIndex(u16::try_from(i).unwrap_or(u16::MAX));
-        let (told, proved) = (group.block_bytes(part), layout.block_bytes(index));
+        let proved = layout.parts(index).first().map(LocalPart::block_bytes);
+        let told = group.block_bytes(part);
         if told.is_none() || told != proved {
             return Err(Refusal::new(
                 Reason::WrongSize,

@@ -37,7 +37,8 @@ impl HostCopy {
         wanted: Coverage,
         packed_bytes: usize,
     ) -> Result<(&PageMap, Vec<Move>), CopyRefusal> {
-        let map = self.layout.page_map(group).ok_or(CopyRefusal::NoGroup(group))?;
+        let part = self.layout.parts(group).first().ok_or(CopyRefusal::NoGroup(group))?;
+        let map = part.page_map();
         if blocks.len() as u64 != u64::from(stored.blocks().get()) {
             return Err(CopyRefusal::WrongBlockCount { listed: blocks.len(), blocks: stored.blocks().get() });
         }

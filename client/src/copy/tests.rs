@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tender_proto::{BlocksPerChunk, Coverage, GroupIndex};
+use tender_proto::{BlocksPerChunk, Coverage, GroupIndex, PartIndex};
 
 use super::*;
 use crate::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
@@ -53,6 +53,9 @@ impl Memory {
                     Axis { name: 'H', count: shape.heads, stride_bytes: head },
                 ],
                 cell_bytes: shape.cell,
+                page_bytes: page,
+                padding_bytes: page - u64::from(shape.heads * shape.tokens) * shape.cell,
+                scales: None,
             })
             .collect();
         let layout = Arc::new(prove(layers.clone(), POOL).unwrap());
@@ -106,7 +109,7 @@ proptest! {
     ) {
         let (stored, needed) = (coverage(stored_bits), coverage(stored_bits & needed_bits));
         let from = Memory::new(shape, value);
-        let block_bytes = from.layout.block_bytes(GROUP).unwrap() as usize;
+        let block_bytes = from.layout.block_bytes(GROUP, PartIndex(0)).unwrap() as usize;
         let mut packed = vec![0xEE; block_bytes * stored.count() as usize];
         from.copy().gather(GROUP, &from_blocks[..4], stored, &mut packed).unwrap();
         let expected: Vec<u8> = stored

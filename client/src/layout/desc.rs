@@ -36,7 +36,8 @@ impl BufferDesc {
 /// One axis of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Axis {
-    /// What it counts, as a capital letter: `K` keys and values, `H` heads, `N` tokens, `C` content.
+    /// What it counts, as a capital letter: `K` keys and values, `S` pieces of a block, `H` heads, `N` tokens, `C`
+    /// content. Ranks split along `H`; the other letters only tell layouts apart.
     pub name: char,
     /// Steps along it.
     pub count: u32,
@@ -63,4 +64,32 @@ pub struct LayerDesc {
     pub axes: Vec<Axis>,
     /// Contiguous bytes at every position of the axes.
     pub cell_bytes: u64,
+    /// What the engine says that one block of this layer occupies, padding included.
+    pub page_bytes: u64,
+    /// The part of it that holds no content.
+    pub padding_bytes: u64,
+    /// The engine's own view of the quantisation scales that lie in the cells; `None` where there are none.
+    pub scales: Option<ScaleDesc>,
+}
+
+impl LayerDesc {
+    /// Bytes of one block's page that mean something: all cells. `None` if they do not fit 64 bits.
+    pub fn content_bytes(&self) -> Option<u64> {
+        self.axes.iter().try_fold(self.cell_bytes, |bytes, axis| bytes.checked_mul(u64::from(axis.count)))
+    }
+}
+
+/// Where an engine looks for the scales of quantised cells. The gate proves that each lies in its own cell, so that
+/// data and scale move as one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScaleDesc {
+    /// Address of the scale of block 0, step 0 of every axis.
+    pub address: u64,
+    /// From one block's scales to the next block's.
+    pub block_stride_bytes: u64,
+    /// The axes of the page over which there is one scale each: the layer's, by letter, with the strides that the
+    /// engine uses for scales.
+    pub axes: Vec<Axis>,
+    /// Bytes of one scale.
+    pub bytes: u64,
 }

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::desc::{Axis, LayerDesc};
+use super::desc::LayerDesc;
+use super::parts::HEAD_AXIS;
 use super::prove::ProvedLayout;
 
 /// Domain of the digest; the version at its end changes with what goes into it.
@@ -13,7 +14,8 @@ const LISTED_FORMATS: usize = 8;
 
 impl ProvedLayout {
     /// Digest over what decides the order of packed bytes: of each layer in order its group, its name, its axes in
-    /// physical order with their counts, and its cell. Addresses, the pool's size and padding are left out:
+    /// physical order with their counts, its cell, and the place of a scale in it. All of it is about one part of
+    /// the chunks, so that ranks of different sizes agree. Addresses, the pool's size and padding are left out:
     /// they move bytes in memory, not in a chunk. So is an axis of one step.
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut digest = blake3::Hasher::new_derive_key(CONTEXT);
@@ -24,17 +26,18 @@ impl ProvedLayout {
         for layer in self.layers() {
             field(&layer.group.0.to_le_bytes());
             field(layer.name.as_bytes());
-            field(format(layer).as_bytes());
+            field(self.format(layer).as_bytes());
         }
         digest.finalize().into()
     }
 
-    /// The byte order of a page in words, such as `K2.H8.N16.128B`: axes with their counts, outermost first, then
-    /// the contiguous bytes. Where layers differ, the different formats in order of appearance.
+    /// The byte order of one part's page in words, such as `K2.H8.N16.128B` or `H8.N16.68B with 4B scales at 64`: axes
+    /// with their counts, outermost first, then the contiguous bytes. Where layers differ, the different formats in
+    /// order of appearance.
     pub fn page_format(&self) -> String {
         let mut formats: Vec<String> = Vec::new();
         for layer in self.layers() {
-            let format = format(layer);
+            let format = self.format(layer);
             if !formats.contains(&format) {
                 formats.push(format);
             }
@@ -48,10 +51,21 @@ impl ProvedLayout {
         }
         text
     }
-}
 
-fn format(layer: &LayerDesc) -> String {
-    let axis = |axis: &Axis| format!("{}{}.", axis.name, axis.count);
-    let axes: String = layer.axes.iter().filter(|axis| axis.count > 1).map(axis).collect();
-    format!("{axes}{}B", layer.cell_bytes)
+    fn format(&self, layer: &LayerDesc) -> String {
+        let share = self.share(layer);
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        for axis in &layer.axes {
+            let count = if axis.name == HEAD_AXIS { axis.count / share } else { axis.count };
+            if count > 1 {
+                let _ = write!(text, "{}{count}.", axis.name);
+            }
+        }
+        let _ = write!(text, "{}B", layer.cell_bytes);
+        if let Some(scales) = &layer.scales {
+            let _ = write!(text, " with {}B scales at {}", scales.bytes, scales.address - layer.address);
+        }
+        text
+    }
 }

@@ -1,25 +1,24 @@
-//! The bytes a layer occupies, and the proof that none of them is named twice.
+//! What one layer occupies, and the proof of everything about it that does not depend on other layers.
 
 use tender_kernels::{Dim, Segment};
 
 use super::desc::{Axis, LayerDesc};
+use super::grid::{BLOCK_AXIS, Grid};
 use super::refusal::{ByteRange, LayoutFault};
-
-/// The letter that stands for blocks in refusals.
-const BLOCK_AXIS: char = 'B';
 
 /// Most axes of a page, so that a kernel takes them with the block axis; what is known has at most four.
 const MAX_AXES: usize = 7;
 
-/// A layer whose own description holds: its axes nest without overlap, and all its pages lie in its buffer.
+/// A layer whose own description holds: its axes nest without overlap, all its pages lie in its buffer, and what it
+/// says of their size adds up.
 #[derive(Debug)]
 pub(super) struct Footprint {
     /// One block's page.
     pub(super) page: Segment,
-    /// From the page's first byte to behind its last.
-    pub(super) page_extent_bytes: u64,
     /// All blocks' pages as one strided box.
     pub(super) whole: Segment,
+    /// All cells of all blocks.
+    pub(super) grid: Grid,
     /// From the first byte of block 0 to behind the last byte of the last block.
     pub(super) span: ByteRange,
 }
@@ -34,40 +33,54 @@ impl Footprint {
         }
         // Physical order, so that a contiguous page is one run. Axes of one step have no place in it.
         layer.axes.sort_by_key(|axis| (axis.count > 1, std::cmp::Reverse(axis.stride_bytes)));
-        let page_axes: Vec<Axis> = layer.axes.iter().copied().filter(|axis| axis.count > 1).collect();
-        let mut all_axes = page_axes.clone();
-        if pool_blocks > 1 {
-            let blocks =
-                Axis { name: BLOCK_AXIS, count: pool_blocks, stride_bytes: layer.block_stride_bytes };
-            all_axes.push(blocks);
-            all_axes.sort_by_key(|axis| std::cmp::Reverse(axis.stride_bytes));
-        }
-        let page_extent_bytes = nested_extent(layer.address, &page_axes, layer.cell_bytes)?;
-        let extent_bytes = nested_extent(layer.address, &all_axes, layer.cell_bytes)?;
-        let end = layer.address.checked_add(extent_bytes).ok_or(LayoutFault::Overflow)?;
-        let span = ByteRange { start: layer.address, end };
+        let blocks = Axis { name: BLOCK_AXIS, count: pool_blocks, stride_bytes: layer.block_stride_bytes };
+        let all_axes: Vec<Axis> = layer.axes.iter().copied().chain([blocks]).collect();
+        // The page for itself first, so that a page that overlaps itself is told from blocks that overlap.
+        Grid::new(layer.address, layer.axes.clone(), layer.cell_bytes)?;
+        let grid = Grid::new(layer.address, all_axes, layer.cell_bytes)?;
+        let span = grid.span();
         let buffer_end =
             layer.buffer.address().checked_add(layer.buffer.bytes()).ok_or(LayoutFault::Overflow)?;
         let buffer = ByteRange { start: layer.buffer.address(), end: buffer_end };
         if span.start < buffer.start || span.end > buffer.end {
             return Err(LayoutFault::OutsideBuffer { pages: span, buffer });
         }
-        Ok(Self {
-            page: segment(layer, &page_axes)?,
-            page_extent_bytes,
-            whole: segment(layer, &all_axes)?,
-            span,
-        })
+        page_adds_up(layer)?;
+        let whole = segment(layer, grid.axes())?;
+        Ok(Self { page: page_segment(layer)?, whole, grid, span })
     }
 }
 
-fn segment(layer: &LayerDesc, axes: &[Axis]) -> Result<Segment, LayoutFault> {
+/// The copy's view of one block's page. The layer's axes are in physical order.
+pub(super) fn page_segment(layer: &LayerDesc) -> Result<Segment, LayoutFault> {
+    segment(layer, &layer.axes)
+}
+
+/// The same of some of a layer's axes, outermost first.
+pub(super) fn segment(layer: &LayerDesc, axes: &[Axis]) -> Result<Segment, LayoutFault> {
     let dims: Vec<Dim> = axes
         .iter()
         .map(|axis| Dim { count: u64::from(axis.count), stride_bytes: axis.stride_bytes })
         .collect();
     Segment::new(layer.address, layer.block_stride_bytes, &dims, layer.cell_bytes)
         .map_err(|_| LayoutFault::Overflow)
+}
+
+/// Content and padding are the page that the engine speaks of: nothing is missing from the description, and nothing is
+/// in it that is not the layer's.
+fn page_adds_up(layer: &LayerDesc) -> Result<(), LayoutFault> {
+    let named = layer.content_bytes().and_then(|bytes| bytes.checked_add(layer.padding_bytes));
+    let named = named.ok_or(LayoutFault::Overflow)?;
+    let range = |bytes: u64| {
+        let end = layer.address.checked_add(bytes).ok_or(LayoutFault::Overflow)?;
+        Ok(ByteRange { start: layer.address, end })
+    };
+    let (named, page) = (range(named)?, range(layer.page_bytes)?);
+    match named.end.cmp(&page.end) {
+        std::cmp::Ordering::Less => Err(LayoutFault::PageGap { named, page }),
+        std::cmp::Ordering::Greater => Err(LayoutFault::PageOverrun { named, page }),
+        std::cmp::Ordering::Equal => Ok(()),
+    }
 }
 
 fn well_formed(layer: &LayerDesc) -> Result<(), LayoutFault> {
@@ -91,26 +104,4 @@ fn well_formed(layer: &LayerDesc) -> Result<(), LayoutFault> {
         }
     }
     Ok(())
-}
-
-/// The extent of a box whose axes (largest stride first) nest: each step of an axis is at least as long as
-/// everything inside it, so no two positions share a byte.
-fn nested_extent(address: u64, axes: &[Axis], cell_bytes: u64) -> Result<u64, LayoutFault> {
-    let mut extent = cell_bytes;
-    for axis in axes.iter().rev() {
-        if axis.stride_bytes < extent {
-            let at = |offset: u64| {
-                let start = address.saturating_add(offset);
-                ByteRange { start, end: start.saturating_add(extent) }
-            };
-            return Err(LayoutFault::AxisOverlap {
-                axis: axis.name,
-                first: at(0),
-                second: at(axis.stride_bytes),
-            });
-        }
-        let reach = u64::from(axis.count - 1).checked_mul(axis.stride_bytes).ok_or(LayoutFault::Overflow)?;
-        extent = extent.checked_add(reach).ok_or(LayoutFault::Overflow)?;
-    }
-    Ok(extent)
 }

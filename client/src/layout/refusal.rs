@@ -17,6 +17,21 @@ impl fmt::Display for ByteRange {
     }
 }
 
+/// Bytes of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockBytes {
+    /// The block's id.
+    pub block: u32,
+    /// Where they lie.
+    pub bytes: ByteRange,
+}
+
+impl fmt::Display for BlockBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of block {}", self.bytes, self.block)
+    }
+}
+
 /// A layer's description that was not proved.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the layout of layer '{layer}' was refused: {fault}")]
@@ -96,10 +111,98 @@ pub enum LayoutFault {
         /// Bytes of the other.
         second: ByteRange,
     },
-    /// Two layers of one group lie interleaved in a way that is too much work to look through.
+    /// Layers of two groups share bytes between blocks of different ids, which may both be in use.
+    #[error("its bytes {first} overlap bytes {second} of layer '{other}' of another group")]
+    BlockOverlap {
+        /// The other layer.
+        other: String,
+        /// Bytes of this layer.
+        first: BlockBytes,
+        /// Bytes of the other, of another block.
+        second: BlockBytes,
+    },
+    /// The content and the padding are less than the page.
+    #[error("its content and padding are {named}, less than its page {page} of block 0")]
+    PageGap {
+        /// As many bytes as are described, counted from the first.
+        named: ByteRange,
+        /// As many as the engine says there are.
+        page: ByteRange,
+    },
+    /// The content and the padding are more than the page.
+    #[error("its content and padding are {named}, more than its page {page} of block 0")]
+    PageOverrun {
+        /// As many bytes as are described, counted from the first.
+        named: ByteRange,
+        /// As many as the engine says there are.
+        page: ByteRange,
+    },
+    /// A scale outside the cell that it belongs to.
+    #[error("its scale at step {step} of axis {axis} lies in {scale}, outside its own cell {cell}")]
+    ScaleAstray {
+        /// The axis' letter; `B` for blocks.
+        axis: char,
+        /// Step along it; all other axes are at 0.
+        step: u32,
+        /// Where the engine looks for the scale.
+        scale: ByteRange,
+        /// The cell it belongs to.
+        cell: ByteRange,
+    },
+    /// A scale inside a cell of another layer, or of another position.
     #[error(
-        "its pages ({first}) lie among those of layer '{other}' ({second}) of the same group, and it cannot be \
-         proved that they share no byte"
+        "its scale at step {step} of axis {axis} lies in {scale}, which is in the cell {cell} of layer '{other}'"
+    )]
+    ScaleCollision {
+        /// The axis' letter; `B` for blocks.
+        axis: char,
+        /// Step along it; all other axes are at 0.
+        step: u32,
+        /// Where the engine looks for the scale.
+        scale: ByteRange,
+        /// The layer whose cell is hit.
+        other: String,
+        /// That cell.
+        cell: ByteRange,
+    },
+    /// Shards are given for each group once.
+    #[error("there are shards for {shards} groups, but the layout has {groups}")]
+    NotOneShardPerGroup {
+        /// Shards given.
+        shards: usize,
+        /// Groups there are.
+        groups: usize,
+    },
+    /// A rank that holds no part, or parts that a chunk has not.
+    #[error("its group has {parts} parts, of which {count} from part {first} on cannot be this rank's")]
+    NoSuchParts {
+        /// Parts of a chunk.
+        parts: u16,
+        /// The first of this rank.
+        first: u16,
+        /// How many this rank has.
+        count: u16,
+    },
+    /// A replica past the last.
+    #[error("replica {replica} of {replicas} is none")]
+    NoSuchReplica {
+        /// This rank's number.
+        replica: u32,
+        /// Ranks with equal bytes.
+        replicas: u32,
+    },
+    /// Heads that cannot be split evenly.
+    #[error("its page has {}, which {parts} parts cannot share evenly along axis H", heads_text(.heads))]
+    UnevenHeads {
+        /// Heads of the layer on this rank; `None` without an axis `H`.
+        heads: Option<u32>,
+        /// Parts that share them.
+        parts: u16,
+    },
+    /// Two layers lie interleaved in a way that is too much work to look through.
+    #[error(
+        "its pages ({first}) lie among those of layer '{other}' ({second}), and it cannot be proved that they keep \
+         apart"
     )]
     NotProved {
         /// The other layer.
@@ -109,4 +212,8 @@ pub enum LayoutFault {
         /// Span of the other.
         second: ByteRange,
     },
+}
+
+fn heads_text(heads: &Option<u32>) -> String {
+    heads.map_or_else(|| "no heads".to_owned(), |heads| format!("{heads} heads"))
 }

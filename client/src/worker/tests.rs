@@ -96,6 +96,9 @@ impl Engine {
                     axis('N', shape.tokens, rows[0]),
                 ],
                 cell_bytes: shape.cell_bytes,
+                page_bytes: page,
+                padding_bytes: page - shape.content_bytes() / shape.layers as u64,
+                scales: None,
             });
         }
         Arc::new(prove(layers, POOL_BLOCKS).unwrap())

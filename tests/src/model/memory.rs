@@ -183,6 +183,9 @@ impl Memory {
                     Axis { name: 'N', count: shape.tokens_per_block, stride_bytes: token_stride },
                 ],
                 cell_bytes: u64::from(shape.cell_bytes),
+                page_bytes: shape.page_bytes(),
+                padding_bytes: shape.page_bytes() - shape.block_bytes() / u64::from(shape.layers),
+                scales: None,
             })
             .collect()
     }
