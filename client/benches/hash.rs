@@ -17,7 +17,7 @@ fn keys(c: &mut Criterion) {
     for tokens_per_chunk in [16, 64, 256] {
         group.bench_function(format!("{tokens_per_chunk} tokens per chunk"), |b| {
             b.iter(|| {
-                let mut chain = KeyChain::new(tokens_per_chunk, &inputs);
+                let mut chain = KeyChain::new(tokens_per_chunk, 0, &inputs);
                 chain.extend(black_box(&tokens));
                 black_box(chain.hashes().len())
             });

@@ -147,9 +147,13 @@ impl RequestInputs {
 }
 
 /// The keys of one request's chunks, as far as its tokens are known.
+///
+/// Draft layers compute a slot from tokens behind it as well. For their groups the chain runs `lookahead_tokens` ahead:
+/// a chunk's hash covers so many tokens behind its last one, and is known only once they are (rule 9).
 #[derive(Clone, Debug)]
 pub struct KeyChain {
     tokens_per_chunk: u64,
+    lookahead_tokens: u64,
     media: Vec<MediaSpan>,
     /// The last link, or the root.
     tip: ChainHash,
@@ -160,10 +164,11 @@ pub struct KeyChain {
 
 impl KeyChain {
     /// A chain without tokens. Chunks of 0 tokens do not exist, so 0 counts as 1.
-    pub fn new(tokens_per_chunk: u64, inputs: &RequestInputs) -> Self {
+    pub fn new(tokens_per_chunk: u64, lookahead_tokens: u32, inputs: &RequestInputs) -> Self {
         let tokens_per_chunk = tokens_per_chunk.max(1);
         Self {
             tokens_per_chunk,
+            lookahead_tokens: u64::from(lookahead_tokens),
             media: inputs.media.clone(),
             tip: inputs.root(tokens_per_chunk),
             hashes: Vec::new(),
@@ -173,12 +178,12 @@ impl KeyChain {
     /// Adds the tokens that follow the ones so far.
     pub fn extend(&mut self, mut tokens: &[u32]) {
         while !tokens.is_empty() {
-            let missing = self.tokens_per_chunk - self.open_chunk.len() as u64;
+            let missing = self.link_end() - self.tokens();
             let taken = usize::try_from(missing).map_or(tokens.len(), |m| m.min(tokens.len()));
             let (head, rest) = tokens.split_at(taken);
             self.open_chunk.extend_from_slice(head);
             tokens = rest;
-            if self.open_chunk.len() as u64 == self.tokens_per_chunk {
+            if self.tokens() == self.link_end() {
                 self.close_chunk();
             }
         }
@@ -189,12 +194,23 @@ impl KeyChain {
     }
     /// Tokens so far, those of the open chunk included.
     pub fn tokens(&self) -> u64 {
-        self.hashes.len() as u64 * self.tokens_per_chunk + self.open_chunk.len() as u64
+        self.link_start() + self.open_chunk.len() as u64
+    }
+
+    /// First token of the link under way. The first link takes the lookahead in addition to its chunk.
+    fn link_start(&self) -> u64 {
+        match self.hashes.len() as u64 {
+            0 => 0,
+            links => links * self.tokens_per_chunk + self.lookahead_tokens,
+        }
+    }
+
+    fn link_end(&self) -> u64 {
+        (self.hashes.len() as u64 + 1) * self.tokens_per_chunk + self.lookahead_tokens
     }
 
     fn close_chunk(&mut self) {
-        let start = self.hashes.len() as u64 * self.tokens_per_chunk;
-        let end = start + self.tokens_per_chunk;
+        let (start, end) = (self.link_start(), self.link_end());
         let begun = self.media.partition_point(|span| span.start_token < end);
         let inside = || self.media[..begun].iter().filter(|span| span.start_token + span.tokens > start);
         let mut link = Framed(blake3::Hasher::new_derive_key(LINK_CONTEXT));

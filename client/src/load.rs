@@ -31,6 +31,9 @@ pub struct LoadDone {
     pub request: String,
     /// The engine's blocks that did not get their bytes and must be recomputed. Empty: all is well.
     pub failed_blocks: Vec<u32>,
+    /// Nothing of it may be used, and the engine goes on from before it. Never set unless the job was
+    /// [`whole`](LoadJob::whole).
+    pub failed: bool,
 }
 
 /// A load that waits for a thread.
@@ -91,9 +94,12 @@ impl Loader {
     fn report(&self, job: &LoadJob, results: &[Result<(), Reason>]) {
         let tally = self.client.tally();
         let mut failed_blocks = Vec::new();
+        let failed = job.whole && results.iter().any(Result::is_err);
         for (item, result) in job.items.iter().zip(results) {
             if let Err(reason) = result {
                 tally.load_failed(*reason, 1);
+            }
+            if failed || result.is_err() {
                 failed_blocks.extend(item.needed.iter().filter_map(|i| item.blocks.get(i as usize)));
             }
         }
@@ -104,7 +110,7 @@ impl Loader {
             tally.failed_blocks.add(failed_blocks.len() as u64);
             tracing::debug!(request = job.request, blocks = failed_blocks.len(), "a load failed in part");
         }
-        self.done.lock().push(LoadDone { request: job.request.clone(), failed_blocks });
+        self.done.lock().push(LoadDone { request: job.request.clone(), failed_blocks, failed });
     }
 
     fn load(&self, job: &LoadJob, deadline: Instant) -> Vec<Result<(), Reason>> {

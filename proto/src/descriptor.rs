@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use crate::coverage::{BlocksPerChunk, Coverage};
 use crate::ids::{GroupIndex, PartIndex};
 use crate::key::{ChunkId, NamespaceDigest};
-use crate::limits::{MAX_GROUPS, MAX_NAME_BYTES, MAX_PART_BYTES, MAX_PARTS};
+use crate::limits::{MAX_GROUPS, MAX_LOOKAHEAD_TOKENS, MAX_NAME_BYTES, MAX_PART_BYTES, MAX_PARTS};
 use crate::reason::{Reason, Refusal};
 use crate::v1;
 
@@ -60,12 +60,15 @@ pub struct Group {
     pub blocks_per_chunk: BlocksPerChunk,
     /// Tokens a query sees; `None` where all are seen.
     pub window_tokens: Option<NonZeroU32>,
+    /// Tokens after a slot that decide its bytes too: 0 for the model's own layers, 1 or more for draft layers, which
+    /// compute a slot from the tokens behind it as well. Keys cover them (rule 9).
+    pub lookahead_tokens: u32,
     part_block_bytes: Vec<u64>,
 }
 
 impl Group {
-    /// Checks the sizes: at least one part, no empty block, no part above [`MAX_PART_BYTES`], and a window
-    /// exactly where the kind has one.
+    /// Checks the sizes: at least one part, no empty block, no part above [`MAX_PART_BYTES`], a window exactly where
+    /// the kind has one, and one block per chunk where a block is a state.
     pub fn new(
         kind: GroupKind,
         tokens_per_block: NonZeroU32,
@@ -93,7 +96,32 @@ impl Group {
                 "give window tokens for sliding-window and chunked-local groups, and only for them",
             ));
         }
-        Ok(Self { kind, tokens_per_block, blocks_per_chunk, window_tokens, part_block_bytes })
+        if kind == GroupKind::Recurrent && blocks_per_chunk.get() != 1 {
+            return Err(malformed(
+                format!("a recurrent group with chunks of {} blocks", blocks_per_chunk.get()),
+                "a state serves its own boundary only: give recurrent groups 1 block per chunk",
+            ));
+        }
+        Ok(Self {
+            kind,
+            tokens_per_block,
+            blocks_per_chunk,
+            window_tokens,
+            lookahead_tokens: 0,
+            part_block_bytes,
+        })
+    }
+
+    /// The same group for draft layers, which see `tokens` beyond a slot. More than [`MAX_LOOKAHEAD_TOKENS`] is
+    /// refused.
+    pub fn with_lookahead(self, tokens: u32) -> Result<Self, Refusal> {
+        if tokens > MAX_LOOKAHEAD_TOKENS {
+            return Err(malformed(
+                format!("a group that looks {tokens} tokens ahead"),
+                "give the number of draft modules, 0 for the model's own layers",
+            ));
+        }
+        Ok(Self { lookahead_tokens: tokens, ..self })
     }
 
     /// Tokens of one chunk.
@@ -129,7 +157,8 @@ impl Group {
             BlocksPerChunk::new(raw.blocks_per_chunk)?,
             NonZeroU32::new(raw.window_tokens),
             raw.part_block_bytes.clone(),
-        )
+        )?
+        .with_lookahead(raw.lookahead_tokens)
     }
     fn to_message(&self) -> v1::GroupDescriptor {
         v1::GroupDescriptor {
@@ -138,6 +167,7 @@ impl Group {
             blocks_per_chunk: self.blocks_per_chunk.get(),
             window_tokens: self.window_tokens.map_or(0, NonZeroU32::get),
             part_block_bytes: self.part_block_bytes.clone(),
+            lookahead_tokens: self.lookahead_tokens,
         }
     }
 }
@@ -292,6 +322,7 @@ impl Descriptor {
             encoder.number("tokens_per_block", u64::from(group.tokens_per_block.get()));
             encoder.number("blocks_per_chunk", u64::from(group.blocks_per_chunk.get()));
             encoder.number("window", group.window_tokens.map_or(0, |w| u64::from(w.get())));
+            encoder.number("lookahead", u64::from(group.lookahead_tokens));
             encoder.number("parts", group.part_block_bytes.len() as u64);
             for &bytes in &group.part_block_bytes {
                 encoder.number("block_bytes", bytes);
@@ -362,7 +393,7 @@ mod tests {
         // A change here makes every stored chunk unreachable: it must be meant.
         assert_eq!(
             sample().digest().to_hex(),
-            "fca2793bf410fdf480766d61143fac8fba9614155e1080faec8f5db13fc2e19b"
+            "893c065200bf22bff6ac23333d50629424428daa3b4a07253606924684c63298"
         );
     }
 
@@ -390,6 +421,7 @@ mod tests {
             |d| d.groups[0].tokens_per_block = NonZeroU32::new(32).unwrap(),
             |d| d.groups[0].blocks_per_chunk = BlocksPerChunk::new(2).unwrap(),
             |d| d.groups[0].part_block_bytes[0] = 8192,
+            |d| d.groups[0].lookahead_tokens = 1,
             |d| d.groups[0].part_block_bytes.push(4096),
         ];
         let mut digests: Vec<_> = changes
@@ -428,6 +460,8 @@ mod tests {
             |m| m.groups[0].part_block_bytes[0] = 0,
             |m| m.groups[0].part_block_bytes[0] = u64::MAX,
             |m| m.groups[0].window_tokens = 128,
+            |m| m.groups[0].lookahead_tokens = u32::MAX,
+            |m| m.groups[0].kind = v1::GroupKind::Recurrent.into(),
             |m| m.groups[0].kind = 99,
         ];
         for (i, change) in changes.iter().enumerate() {

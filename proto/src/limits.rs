@@ -33,6 +33,9 @@ pub const MAX_BATCH_CHUNKS: usize = 131_072;
 /// Groups of one namespace.
 pub const MAX_GROUPS: usize = 256;
 
+/// Tokens beyond a slot that a draft layer may see: the draft modules an engine chains.
+pub const MAX_LOOKAHEAD_TOKENS: u32 = 64;
+
 /// Parts of one chunk (ranks that hold different bytes of it).
 pub const MAX_PARTS: usize = 1024;
 

@@ -22,7 +22,7 @@ pub fn chunk(name: &str) -> ChunkId {
 
 /// Keys of all whole chunks of these tokens without other inputs.
 pub fn chunks_of(tokens: &[u32], tokens_per_chunk: u64) -> Vec<ChunkId> {
-    let mut chain = KeyChain::new(tokens_per_chunk, &RequestInputs::default());
+    let mut chain = KeyChain::new(tokens_per_chunk, 0, &RequestInputs::default());
     chain.extend(tokens);
     chain.hashes().iter().map(|&hash| ChunkId { group: GroupIndex(0), hash }).collect()
 }
@@ -43,7 +43,7 @@ fn hashes() -> Vec<(&'static str, ChainHash)> {
     .into_iter()
     .map(|(name, tokens, named, media)| {
         let inputs = RequestInputs::new(named, media).expect("inputs with content names");
-        let mut chain = KeyChain::new(16, &inputs);
+        let mut chain = KeyChain::new(16, 0, &inputs);
         chain.extend(tokens);
         (name, *chain.hashes().last().expect("four chunks"))
     })

@@ -42,7 +42,8 @@ fn load_plan(engine: &ModelEngine, id: &str, chunks: &[ChunkId]) -> Vec<u8> {
             LoadItem { chunk, needed: Coverage::full(blocks_per_chunk), blocks }
         })
         .collect();
-    StepPlan { loads: vec![LoadJob { request: id.into(), items }], ..StepPlan::default() }.encode()
+    StepPlan { loads: vec![LoadJob { request: id.into(), items, whole: false }], ..StepPlan::default() }
+        .encode()
 }
 
 /// Loads the chunks; the failed blocks, sorted. Every block of the pool is poisoned before.

@@ -18,7 +18,7 @@ fn chunks_of(hashes: &[ChainHash]) -> Vec<ChunkId> {
 
 fn chain(tokens: &[u32], named: Vec<NamedInput>, media: Vec<MediaSpan>) -> Vec<ChunkId> {
     let inputs = RequestInputs::new(named, media).expect("inputs with content names");
-    let mut chain = KeyChain::new(16, &inputs);
+    let mut chain = KeyChain::new(16, 0, &inputs);
     chain.extend(tokens);
     chunks_of(chain.hashes())
 }

@@ -133,5 +133,5 @@ fn scheduled(
     (id, computed_tokens, scheduled_tokens, new_tokens, blocks, replace): Scheduled,
 ) -> ScheduledRequest {
     let blocks = if replace { BlockUpdate::Replace(blocks) } else { BlockUpdate::Append(blocks) };
-    ScheduledRequest { id, computed_tokens, scheduled_tokens, new_tokens, blocks }
+    ScheduledRequest { id, computed_tokens, scheduled_tokens, new_tokens, blocks, states: Vec::new() }
 }

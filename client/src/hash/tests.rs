@@ -17,7 +17,7 @@ fn span(start_token: u64, tokens: u64, digest: [u8; 32]) -> MediaSpan {
 }
 
 fn keys(tokens: &[u32], per_chunk: u64, named: Vec<NamedInput>, media: Vec<MediaSpan>) -> Vec<ChainHash> {
-    let mut chain = KeyChain::new(per_chunk, &RequestInputs::new(named, media).unwrap());
+    let mut chain = KeyChain::new(per_chunk, 0, &RequestInputs::new(named, media).unwrap());
     chain.extend(tokens);
     chain.hashes().to_vec()
 }
@@ -145,7 +145,7 @@ fn field_38_golden_keys() {
 
 #[test]
 fn an_open_chunk_has_no_key() {
-    let mut chain = KeyChain::new(16, &RequestInputs::default());
+    let mut chain = KeyChain::new(16, 0, &RequestInputs::default());
     chain.extend(&[1; 15]);
     assert_eq!((chain.hashes().len(), chain.tokens()), (0, 15));
     chain.extend(&[1; 18]);
@@ -169,7 +169,7 @@ proptest! {
     ) {
         let mut cuts: Vec<_> = cuts.into_iter().map(|cut| cut.min(tokens.len())).collect();
         cuts.sort_unstable();
-        let mut chain = KeyChain::new(per_chunk, &RequestInputs::default());
+        let mut chain = KeyChain::new(per_chunk, 0, &RequestInputs::default());
         let mut from = 0;
         for cut in cuts.into_iter().chain([tokens.len()]) {
             chain.extend(&tokens[from..cut]);

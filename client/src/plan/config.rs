@@ -25,6 +25,14 @@ pub struct PlanConfig {
     pub prompt_only: bool,
     /// Where a hit may end.
     pub hit_unit: HitUnit,
+    /// Leaves out chunks of which a block was not written or is gone, as the blocks before a window are.
+    pub complete_chunks_only: bool,
+    /// Stores a chunk when so many requests have asked for it within `reuse_for`, its own request included: 1 stores
+    /// at once, 2 what was asked for again.
+    pub store_after_requests: u32,
+    /// How long an asking counts, at most.
+    #[serde(with = "humantime_serde")]
+    pub reuse_for: Duration,
     /// Chunks that are remembered as stored, so that they are not offered again. 64 bytes and some each.
     pub remembered_chunks: u64,
     /// How long each is remembered: a chunk the daemon lost meanwhile is not offered again before that.
@@ -38,6 +46,9 @@ impl Default for PlanConfig {
             max_store_tokens: None,
             prompt_only: false,
             hit_unit: HitUnit::Block,
+            complete_chunks_only: false,
+            store_after_requests: 1,
+            reuse_for: Duration::from_secs(600),
             remembered_chunks: 262_144,
             remember_for: Duration::from_secs(60),
         }
@@ -51,6 +62,12 @@ pub struct PlanCounters {
     pub stores: u64,
     /// Stores left out because the chunk is known to be stored.
     pub stores_known: u64,
+    /// Stores left out because too few requests asked for the chunk.
+    pub stores_unasked: u64,
+    /// Stores left out because not every block of the chunk is there.
+    pub stores_incomplete: u64,
+    /// Recurrent states left out: not at a block's end, beyond what is written, or in no block.
+    pub states_left_out: u64,
     /// Load jobs handed out.
     pub loads: u64,
     /// Tokens those load.

@@ -9,6 +9,7 @@
 
 mod config;
 mod frontier;
+mod geometry;
 mod hit;
 mod load;
 mod memory;
@@ -26,7 +27,8 @@ mod model;
 mod tests;
 
 pub use config::{HitUnit, PlanConfig, PlanCounters};
+pub use geometry::ChunkSize;
 pub use hit::ChunkView;
 pub use planner::Planner;
-pub use step::{BlockUpdate, Finish, ScheduledRequest, StepInput};
+pub use step::{BlockUpdate, Finish, ScheduledRequest, StateHandoff, StepInput};
 pub use wire::{LoadItem, LoadJob, StepPlan, StoreJob};

@@ -269,6 +269,7 @@ impl Engine {
             scheduled_tokens: share.inputs.len() as u64,
             new_tokens,
             blocks,
+            states: Vec::new(),
         }
     }
 
@@ -363,7 +364,7 @@ impl Engine {
     /// Notes what every key of the tokens so far stands for.
     fn expect_keys(&mut self) {
         for one in &self.active {
-            let mut chain = KeyChain::new(TOKENS_PER_CHUNK as u64, &RequestInputs::default());
+            let mut chain = KeyChain::new(TOKENS_PER_CHUNK as u64, 0, &RequestInputs::default());
             chain.extend(&one.tokens);
             for (hash, chunk) in chain.hashes().iter().zip(0..) {
                 let slots = chunk * TOKENS_PER_CHUNK..(chunk + 1) * TOKENS_PER_CHUNK;

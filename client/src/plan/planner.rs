@@ -170,7 +170,7 @@ impl Planner {
         let start = offer.map_or(0, |offer| offer.start);
         request.loading = Some(range.unwrap_or(TokenRange { start, end: u64::MAX }));
         let items = items.unwrap_or_else(|| load::doomed_items(&self.descriptor, blocks, start));
-        self.queued_loads.push(LoadJob { request: id.to_owned(), items });
+        self.queued_loads.push(LoadJob { request: id.to_owned(), items, whole: false });
     }
 
     /// The plan of a step that was just scheduled.

@@ -46,7 +46,7 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new(descriptor: &Descriptor, prompt_tokens: u64, inputs: &RequestInputs) -> Self {
         let group = |group: &tender_proto::Group| GroupState {
-            keys: KeyChain::new(group.tokens_per_chunk(), inputs),
+            keys: KeyChain::new(group.tokens_per_chunk(), group.lookahead_tokens, inputs),
             blocks: Vec::new(),
             next_chunk: 0,
         };

@@ -9,6 +9,20 @@ pub enum BlockUpdate {
     Replace(Vec<Vec<u32>>),
 }
 
+/// A recurrent state that this step's pass leaves at a boundary.
+///
+/// A state is overwritten in place, so which block holds which boundary's is known to the engine alone: block tables of
+/// recurrent groups are never read for it. vLLM calls these boundary-state hand-offs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StateHandoff {
+    /// Index of the recurrent group.
+    pub group: u16,
+    /// The block that holds the state after the pass.
+    pub block: u32,
+    /// Tokens the state has seen.
+    pub boundary_tokens: u64,
+}
+
 /// A request's part in a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScheduledRequest {
@@ -22,6 +36,8 @@ pub struct ScheduledRequest {
     pub new_tokens: Vec<u32>,
     /// Its block tables' change.
     pub blocks: BlockUpdate,
+    /// States of recurrent groups that the pass leaves at a boundary.
+    pub states: Vec<StateHandoff>,
 }
 
 /// One step of the engine, as it was just scheduled.

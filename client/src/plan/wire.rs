@@ -37,6 +37,9 @@ pub struct LoadJob {
     pub request: String,
     /// Its chunks.
     pub items: Vec<LoadItem>,
+    /// It succeeds or fails as a whole. An engine can go on from the middle of full attention, but not from the middle
+    /// of a window or a state.
+    pub whole: bool,
 }
 
 /// One chunk to load, or some blocks of it.
@@ -64,6 +67,7 @@ impl StepPlan {
         let load = |job: &LoadJob| LoadJobPb {
             request: job.request.clone(),
             items: job.items.iter().map(|item| PiecePb::of(item.chunk, item.needed, &item.blocks)).collect(),
+            whole: job.whole,
         };
         StepPlanPb {
             stores_before: stores(&self.stores_before),
@@ -78,7 +82,7 @@ impl StepPlan {
         let raw = StepPlanPb::decode(raw).map_err(|error| malformed(format!("a step plan ({error})")))?;
         let load = |job: LoadJobPb| {
             let items = job.items.into_iter().map(PiecePb::into_load).collect::<Result<_, _>>()?;
-            Ok(LoadJob { request: job.request, items })
+            Ok(LoadJob { request: job.request, items, whole: job.whole })
         };
         Ok(Self {
             stores_before: stores(raw.stores_before)?,
@@ -108,6 +112,8 @@ struct LoadJobPb {
     request: String,
     #[prost(message, repeated, tag = "2")]
     items: Vec<PiecePb>,
+    #[prost(bool, tag = "3")]
+    whole: bool,
 }
 
 /// Some blocks of one chunk.

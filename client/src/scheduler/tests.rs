@@ -59,7 +59,7 @@ impl Rig {
     }
 
     fn hold(&self, chunks: &[usize], tokens: &[u32]) {
-        let mut chain = KeyChain::new(TOKENS_PER_CHUNK, &RequestInputs::default());
+        let mut chain = KeyChain::new(TOKENS_PER_CHUNK, 0, &RequestInputs::default());
         chain.extend(tokens);
         let full = Coverage::full(BlocksPerChunk::new(2).unwrap());
         for &at in chunks {
@@ -212,6 +212,7 @@ fn without_a_daemon_everything_misses_and_plans_go_on() {
         scheduled_tokens: 301,
         new_tokens: Vec::new(),
         blocks: BlockUpdate::Replace(table(301)),
+        states: Vec::new(),
     };
     let requests = vec![scheduled("a"), scheduled("early"), scheduled("nobody")];
     let plan = scheduler.step(StepInput { requests, preempted: vec!["nobody".into()] });

@@ -176,7 +176,7 @@ impl Rig {
     }
 
     fn load(&self, items: Vec<LoadItem>) -> LoadDone {
-        let loads = vec![LoadJob { request: "r".into(), items }];
+        let loads = vec![LoadJob { request: "r".into(), items, whole: false }];
         self.worker.begin_step(&StepPlan { loads, ..StepPlan::default() }.encode());
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -373,7 +373,7 @@ fn shutdown_is_quick_and_reports_what_was_under_way() {
     });
     rig.daemon.play(Trick::Stall);
     let item = || LoadItem { chunk: chunk(0, 0), needed: coverage(1), blocks: blocks(1) };
-    let load = |n: usize| LoadJob { request: n.to_string(), items: vec![item()] };
+    let load = |n: usize| LoadJob { request: n.to_string(), items: vec![item()], whole: false };
     let plan = StepPlan { loads: (0..5).map(load).collect(), ..StepPlan::default() };
     rig.worker.begin_step(&plan.encode());
     let start = Instant::now();
@@ -392,13 +392,13 @@ fn without_a_daemon_loads_fail_and_stores_are_skipped_at_once() {
     let worker = WorkerSide::new(config, descriptor, PartIndex(0), layout).unwrap();
     let store = StoreJob { chunk: chunk(0, 0), coverage: coverage(1), blocks: blocks(1) };
     let item = LoadItem { chunk: chunk(0, 0), needed: coverage(1), blocks: blocks(1) };
-    let load = LoadJob { request: "r".into(), items: vec![item] };
+    let load = LoadJob { request: "r".into(), items: vec![item], whole: false };
     let plan = StepPlan { stores_before: vec![store.clone()], loads: vec![load], stores_after: vec![store] };
     let plan = plan.encode();
     worker.begin_step(&plan);
     worker.end_step(&plan);
     assert!(worker.flush(Duration::from_secs(20)));
-    assert_eq!(worker.poll(), [LoadDone { request: "r".into(), failed_blocks: vec![1] }]);
+    assert_eq!(worker.poll(), [LoadDone { request: "r".into(), failed_blocks: vec![1], failed: false }]);
     assert_eq!(worker.counters().stores_skipped["unreachable"], 2);
 }
 

@@ -80,7 +80,10 @@ impl EngineMemory {
     pub(super) fn load_plan(&self, round: u64) -> StepPlan {
         let item = |chunk| LoadItem { chunk: key(round, chunk), needed: self.full(), blocks: blocks(chunk) };
         let items = (0..self.chunks).map(item).collect();
-        StepPlan { loads: vec![LoadJob { request: "bench".into(), items }], ..StepPlan::default() }
+        StepPlan {
+            loads: vec![LoadJob { request: "bench".into(), items, whole: false }],
+            ..StepPlan::default()
+        }
     }
 
     fn full(&self) -> Coverage {
@@ -125,9 +128,6 @@ fn describe(layers: &[*mut u8], layer_bytes: usize, page_bytes: usize, blocks: u
             block_stride_bytes: page_bytes as u64,
             axes: Vec::new(),
             cell_bytes: page_bytes as u64,
-            page_bytes: page_bytes as u64,
-            padding_bytes: 0,
-            scales: None,
         }
     };
     layers.iter().enumerate().map(layer).collect()
