@@ -78,7 +78,7 @@ impl ModelEngine {
     pub fn with_shape(config: ClientConfig, model: &str, shape: Shape) -> Self {
         let memory = Memory::new(shape);
         let layout = Arc::new(prove(memory.describe(), shape.pool_blocks).expect("a provable layout"));
-        assert_eq!(layout.block_bytes(GroupIndex(0)), Some(shape.block_bytes()));
+        assert_eq!(layout.block_bytes(GroupIndex(0), PartIndex(0)), Some(shape.block_bytes()));
         let group = fixture::group(shape.tokens_per_block, shape.blocks_per_chunk, &[shape.block_bytes()]);
         let descriptor = Arc::new(Descriptor {
             page_format: layout.page_format(),

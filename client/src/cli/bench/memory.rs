@@ -128,6 +128,9 @@ fn describe(layers: &[*mut u8], layer_bytes: usize, page_bytes: usize, blocks: u
             block_stride_bytes: page_bytes as u64,
             axes: Vec::new(),
             cell_bytes: page_bytes as u64,
+            page_bytes: page_bytes as u64,
+            padding_bytes: 0,
+            scales: None,
         }
     };
     layers.iter().enumerate().map(layer).collect()
