@@ -92,14 +92,17 @@ pub struct Daemon {
     socket: PathBuf,
     tcp: String,
     admin: SocketAddr,
+    setup: Setup,
     // Removed last.
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Daemon {
     /// Starts one and waits until it is ready.
     pub async fn start(setup: Setup) -> Self {
-        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory on tmpfs");
+        Self::start_in(setup, tempfile::tempdir_in("/dev/shm").expect("a directory on tmpfs")).await
+    }
+    async fn start_in(setup: Setup, dir: TempDir) -> Self {
         let config = setup.config(dir.path());
         let app = RunningApp::start(config).await.expect("the daemon starts");
         let mut phase = app.phase();
@@ -113,7 +116,8 @@ impl Daemon {
             tcp: tcp.expect("a port"),
             admin: app.admin_address().expect("an admin port"),
             app,
-            _dir: dir,
+            setup,
+            dir,
         }
     }
     /// Its engine, to recount.
@@ -155,6 +159,12 @@ impl Daemon {
     /// Stops it as SIGTERM would.
     pub async fn stop(self) {
         self.app.shutdown().await;
+    }
+    /// Stops it and starts it again on the same socket, with an empty arena; other ports.
+    pub async fn restart(self) -> Self {
+        let Self { app, setup, dir, .. } = self;
+        app.shutdown().await;
+        Self::start_in(setup, dir).await
     }
 }
 
