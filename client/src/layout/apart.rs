@@ -1,5 +1,7 @@
 //! The proof that the layers of one group share no byte.
 
+use tender_kernels::Segment;
+
 use super::desc::LayerDesc;
 use super::footprint::{self, Footprint};
 use super::grid::share_windows;
@@ -9,7 +11,7 @@ use super::refusal::{ByteRange, LayoutFault, LayoutRefusal};
 const MAX_SWEEP_RUNS: u64 = 1 << 20;
 
 /// Cells that are tried when a layout cannot be proved, to say where it fails.
-const MAX_TRIES: u64 = 1 << 14;
+pub(super) const MAX_TRIES: u64 = 1 << 18;
 
 pub(super) type Member<'a> = (&'a LayerDesc, &'a Footprint);
 
@@ -59,9 +61,10 @@ fn cluster_apart(cluster: &[Member<'_>], budget: &mut Budget) -> Result<(), Layo
     if budget.take(total_runs(&everything)) {
         return sweep(cluster, &everything);
     }
+    let tries = MAX_TRIES / (cluster.len() * cluster.len()) as u64;
     for (i, &one) in cluster.iter().enumerate() {
         for &other in &cluster[..i] {
-            if let Some((a, b)) = find_meeting(one, other, |_, _| true) {
+            if let Some((a, b)) = find_meeting(one, other, tries, |_, _| true) {
                 return Err(overlap(one, other, a, b));
             }
         }
@@ -70,7 +73,7 @@ fn cluster_apart(cluster: &[Member<'_>], budget: &mut Budget) -> Result<(), Layo
 }
 
 /// Each layer's cells in the first window.
-fn first_windows(cluster: &[Member<'_>]) -> Result<Vec<tender_kernels::Segment>, LayoutRefusal> {
+fn first_windows(cluster: &[Member<'_>]) -> Result<Vec<Segment>, LayoutRefusal> {
     let window = |(layer, footprint): &Member<'_>| {
         footprint::segment(layer, footprint.grid.inside_blocks())
             .map_err(|fault| LayoutRefusal::new(&layer.name, fault))
@@ -78,12 +81,12 @@ fn first_windows(cluster: &[Member<'_>]) -> Result<Vec<tender_kernels::Segment>,
     cluster.iter().map(window).collect()
 }
 
-fn total_runs(segments: &[tender_kernels::Segment]) -> u64 {
+fn total_runs(segments: &[Segment]) -> u64 {
     segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.runs()))
 }
 
 /// Looks at every run of the segments, one for each layer: exact.
-fn sweep(cluster: &[Member<'_>], segments: &[tender_kernels::Segment]) -> Result<(), LayoutRefusal> {
+fn sweep(cluster: &[Member<'_>], segments: &[Segment]) -> Result<(), LayoutRefusal> {
     let mut runs: Vec<(ByteRange, usize)> = Vec::new();
     for (i, segment) in segments.iter().enumerate() {
         segment.for_each_run(&mut |offset| {
@@ -104,11 +107,12 @@ fn sweep(cluster: &[Member<'_>], segments: &[tender_kernels::Segment]) -> Result
 pub(super) fn find_meeting(
     one: Member<'_>,
     other: Member<'_>,
+    tries: u64,
     wanted: impl Fn(u32, u32) -> bool,
 ) -> Option<(ByteRange, ByteRange)> {
     let look = |from: &Footprint, into: &Footprint| {
         let cells = from.grid.cells();
-        let tries = cells.min(MAX_TRIES);
+        let tries = cells.min(tries);
         // Neighbours first, then spread over all there are.
         let near = 0..tries;
         let far = (0..tries)

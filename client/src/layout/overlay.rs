@@ -3,7 +3,7 @@
 //! One pool of block ids serves all groups, and each id belongs to one group at a time. So layers of different groups
 //! may have the same bytes for the same id, but never for different ones.
 
-use super::apart::{Budget, Member, find_meeting, not_proved};
+use super::apart::{Budget, MAX_TRIES, Member, find_meeting, not_proved};
 use super::grid::share_windows;
 use super::refusal::{BlockBytes, ByteRange, LayoutFault, LayoutRefusal};
 
@@ -38,7 +38,7 @@ fn blocks_apart(
     if budget.take(runs) {
         return sweep(one, other, pool_blocks);
     }
-    Err(match find_meeting(one, other, |a, b| a != b) {
+    Err(match find_meeting(one, other, MAX_TRIES, |a, b| a != b) {
         Some((first, second)) => meeting(one, other, first, second),
         None => not_proved(one, other),
     })

@@ -61,6 +61,33 @@ pub fn prove(mut layers: Vec<LayerDesc>, pool_blocks: u32) -> Result<ProvedLayou
     Ok(ProvedLayout { layers, groups, pool_blocks })
 }
 
+/// What [`prove_either`] proved.
+#[derive(Clone, Debug)]
+pub enum Proved {
+    /// The description that was wanted.
+    Wanted(ProvedLayout),
+    /// The other one. Whoever asked says so once, with the reason.
+    Fallback {
+        /// What was proved.
+        layout: ProvedLayout,
+        /// Why the wanted one was refused.
+        why: LayoutRefusal,
+    },
+}
+
+/// Proves the description that is wanted, such as of layers interleaved in one buffer, or else the `fallback`, such as
+/// of each layer by itself. If both are refused, the fallback's refusal is returned.
+pub fn prove_either(
+    wanted: Vec<LayerDesc>,
+    fallback: Vec<LayerDesc>,
+    pool_blocks: u32,
+) -> Result<Proved, LayoutRefusal> {
+    match prove(wanted, pool_blocks) {
+        Ok(layout) => Ok(Proved::Wanted(layout)),
+        Err(why) => prove(fallback, pool_blocks).map(|layout| Proved::Fallback { layout, why }),
+    }
+}
+
 fn check_names(layers: &[LayerDesc]) -> Result<(), LayoutRefusal> {
     let mut names = HashSet::new();
     match layers.iter().find(|layer| !names.insert((layer.group, layer.name.as_str()))) {

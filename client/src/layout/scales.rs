@@ -81,8 +81,9 @@ impl Place {
         let (own, foreign): (Vec<_>, Vec<_>) =
             others.iter().partition(|(other, _)| std::ptr::eq(*other, layer));
         for (other, footprint) in foreign.into_iter().chain(own) {
-            let hit = footprint.grid.cell_at(scale.start).or_else(|| footprint.grid.cell_at(scale.end - 1));
-            if let Some(hit) = hit.filter(|hit| hit.bytes != cell) {
+            let ends = [scale.start, scale.end - 1];
+            let mut hits = ends.into_iter().filter_map(|at| footprint.grid.cell_at(at));
+            if let Some(hit) = hits.find(|hit| hit.bytes != cell) {
                 let other = other.name.clone();
                 return Ok(LayoutFault::ScaleCollision { axis, step, scale, other, cell: hit.bytes });
             }
