@@ -1,5 +1,5 @@
-//! Which chunks are stored already, as far as this planner knows. Being wrong costs a needless store (the daemon
-//! declines it) or, until the memory expires, a missing one.
+//! What this planner remembers about chunks: which are stored, and how often each was asked for. Being wrong costs a
+//! needless store (the daemon declines it) or, until the memory expires, a missing one.
 
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
@@ -23,15 +23,44 @@ impl Stored {
             .build();
         Self { chunks }
     }
-    pub(super) fn covers(&self, chunk: ChunkId, coverage: Coverage) -> bool {
-        self.chunks.get(&chunk).is_some_and(|stored| stored.contains(coverage))
+    /// Whether there is no use in storing the chunk with this coverage: a store replaces another only if it has all of
+    /// its blocks and more. The daemon has the same rule.
+    pub(super) fn makes_needless(&self, chunk: ChunkId, coverage: Coverage) -> bool {
+        self.chunks.get(&chunk).is_some_and(|stored| stored == coverage || !coverage.contains(stored))
     }
     pub(super) fn remember(&self, chunk: ChunkId, coverage: Coverage) {
-        if !self.covers(chunk, coverage) {
+        if !self.makes_needless(chunk, coverage) {
             self.chunks.insert(chunk, coverage);
         }
     }
     pub(super) fn forget(&self, chunk: ChunkId) {
         self.chunks.invalidate(&chunk);
+    }
+}
+
+/// How many requests asked for a chunk of late. Nothing is kept where one request is enough.
+#[derive(Debug)]
+pub(super) struct Asked {
+    enough: u32,
+    requests: Cache<ChunkId, u32>,
+}
+
+impl Asked {
+    pub(super) fn new(config: &PlanConfig) -> Self {
+        let requests = Cache::builder()
+            .max_capacity(config.remembered_chunks)
+            .time_to_live(config.reuse_for)
+            .eviction_policy(EvictionPolicy::lru())
+            .build();
+        Self { enough: config.store_after_requests, requests }
+    }
+    pub(super) fn count(&self, chunk: ChunkId) {
+        if self.enough > 1 {
+            let asked = self.requests.get(&chunk).unwrap_or(0);
+            self.requests.insert(chunk, asked.saturating_add(1));
+        }
+    }
+    pub(super) fn enough(&self, chunk: ChunkId) -> bool {
+        self.enough <= 1 || self.requests.get(&chunk).unwrap_or(0) >= self.enough
     }
 }

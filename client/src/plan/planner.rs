@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tender_proto::limits::KEY_CHAIN_VERSION;
-use tender_proto::{ChunkId, Coverage, Descriptor, GroupKind, Reason, Refusal};
+use tender_proto::{ChunkId, Coverage, Descriptor, Reason, Refusal};
 
 use super::config::{PlanConfig, PlanCounters};
-use super::hit::{self, ChunkView};
-use super::load;
-use super::memory::Stored;
-use super::request::{Request, TokenRange};
-use super::step::{BlockUpdate, Finish, ScheduledRequest, StepInput};
+use super::hit::{self, Answers, ChunkView};
+use super::memory::{Asked, Stored};
+use super::request::{Offer, Request, TokenRange};
+use super::step::{BlockUpdate, Finish, ScheduledRequest, StateHandoff, StepInput};
+use super::store::{Reach, Stores};
 use super::wire::{LoadJob, StepPlan, StoreJob};
-use super::{frontier, store};
+use super::{frontier, load};
 use crate::hash::RequestInputs;
 
 /// Decides what is stored and loaded, for all requests of one engine.
@@ -25,6 +25,7 @@ pub struct Planner {
     config: PlanConfig,
     requests: HashMap<String, Request>,
     stored: Stored,
+    asked: Asked,
     /// For the next plan's `stores_before`: the blocks are free by then, and untouched until its pass.
     ended_stores: Vec<StoreJob>,
     queued_loads: Vec<LoadJob>,
@@ -32,22 +33,15 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner for one namespace. Refused are models whose layers are not all of one full-attention group,
+    /// A planner for one namespace. Refused are ranks that hold parts of blocks, groups whose blocks never end together,
     /// and other versions of the key chain.
     pub fn new(descriptor: Arc<Descriptor>, config: PlanConfig) -> Result<Self, Refusal> {
         let unsupported =
             |subject: String, advice: &str| Err(Refusal::new(Reason::Unsupported, subject, advice));
-        if let [group] = &descriptor.groups[..] {
-            if group.kind != GroupKind::FullAttention {
-                return unsupported(
-                    format!("a model with a {:?} group", group.kind),
-                    "only full attention is planned for; run without Tender",
-                );
-            }
-        } else {
+        if hit::boundary_step(&descriptor, config.hit_unit).is_none() {
             return unsupported(
-                format!("a model of {} layer groups", descriptor.groups.len()),
-                "only models with one group are planned for; run without Tender",
+                "a model whose groups' blocks end together nowhere within 2^64 tokens".into(),
+                "choose block sizes with common multiples; run without Tender",
             );
         }
         if descriptor.ranks.context_parallel.get() != 1 {
@@ -65,6 +59,7 @@ impl Planner {
         }
         Ok(Self {
             stored: Stored::new(&config),
+            asked: Asked::new(&config),
             descriptor,
             config,
             requests: HashMap::new(),
@@ -90,7 +85,7 @@ impl Planner {
     }
 
     /// Keys of all whole chunks of `tokens`, which are all tokens of the request so far; group after group. Empty
-    /// for an unknown request.
+    /// for an unknown request. Draft groups have no key for a chunk before the tokens behind it are there.
     pub fn lookup_keys(&mut self, id: &str, tokens: &[u32]) -> Vec<ChunkId> {
         let Some(request) = self.requests.get_mut(id) else {
             self.counters.unknown_requests += 1;
@@ -98,38 +93,26 @@ impl Planner {
         };
         let new = usize::try_from(request.known_tokens()).ok().and_then(|known| tokens.get(known..));
         request.extend(new.unwrap_or_default());
-        request.asked_keys.clear();
-        let mut keys = Vec::new();
-        for (index, group) in self.descriptor.groups.iter().enumerate() {
-            let whole_chunks = tokens.len() as u64 / group.tokens_per_chunk();
-            let before = keys.len();
-            keys.extend((0..whole_chunks).map_while(|chunk| request.chunk_id(index, chunk)));
-            request.asked_keys.push(keys.len() - before);
-        }
-        keys
+        request.ask(&self.asked)
     }
 
     /// Tokens beyond `computed` that can be loaded, by the answers to the keys of the last
-    /// [`lookup_keys`](Self::lookup_keys). The hit ends on a block boundary and below `num_tokens`.
+    /// [`lookup_keys`](Self::lookup_keys). The hit ends below `num_tokens`, where blocks of all groups end and every
+    /// group has what the next token reads.
     pub fn hit_tokens(&mut self, id: &str, answers: &[ChunkView], num_tokens: u64, computed: u64) -> u64 {
         let Some(request) = self.requests.get_mut(id) else {
             self.counters.unknown_requests += 1;
             return 0;
         };
         request.offer = None;
-        if answers.len() != request.asked_keys.iter().sum::<usize>() {
-            return 0;
-        }
+        let Some(answers) = Answers::split(answers, &request.asked_keys) else { return 0 };
         if let Some(range) = request.loading.take() {
             // Asked again without having been scheduled: nothing of that load was good.
             request.fail_load(range, computed, &self.descriptor, &self.stored);
             self.counters.loads_failed += 1;
         }
-        let (mut rest, mut end) = (answers, u64::MAX);
-        for (index, group) in self.descriptor.groups.iter().enumerate() {
-            let (own, others) = rest.split_at(request.asked_keys[index]);
-            rest = others;
-            for (chunk, answer) in (0..).zip(own) {
+        for index in 0..self.descriptor.groups.len() {
+            for (chunk, answer) in (0..).zip(answers.of(index)) {
                 let Some(key) = request.chunk_id(index, chunk) else { continue };
                 match answer {
                     ChunkView::Ready(coverage) => self.stored.remember(key, *coverage),
@@ -137,12 +120,12 @@ impl Planner {
                     ChunkView::Miss => self.stored.forget(key),
                 }
             }
-            end = end.min(hit::boundary(group, own, num_tokens, computed, self.config.hit_unit));
         }
+        let end = answers.boundary(&self.descriptor, self.config.hit_unit, num_tokens, computed);
         if end <= computed || request.load_failed {
             return 0;
         }
-        request.offer = Some(TokenRange { start: computed, end });
+        request.offer = Some(Offer { range: TokenRange { start: computed, end }, answers });
         end - computed
     }
 
@@ -158,19 +141,25 @@ impl Planner {
             return;
         };
         let offer = request.offer.take();
-        let range = offer.and_then(|offer| {
-            let end = offer.start.checked_add(external_tokens)?;
-            (end <= offer.end && request.loading.is_none()).then_some(TokenRange { start: offer.start, end })
+        let range = offer.as_ref().and_then(|Offer { range, answers }| {
+            let end = range.start.checked_add(external_tokens).filter(|&end| end <= range.end)?;
+            // A shorter hit than was promised needs other windows and another state.
+            let served = end == range.end || answers.serve(&self.descriptor, range.start, end);
+            (served && request.loading.is_none()).then_some(TokenRange { start: range.start, end })
         });
         let items = range.and_then(|range| load::items(request, &self.descriptor, blocks, range));
         if items.is_none() {
             self.counters.loads_refused += 1;
         }
         // The engine waits for this load, and takes everything from here on for loaded unless it hears otherwise.
-        let start = offer.map_or(0, |offer| offer.start);
+        let start = offer.map_or(0, |offer| offer.range.start);
         request.loading = Some(range.unwrap_or(TokenRange { start, end: u64::MAX }));
         let items = items.unwrap_or_else(|| load::doomed_items(&self.descriptor, blocks, start));
-        self.queued_loads.push(LoadJob { request: id.to_owned(), items, whole: false });
+        self.queued_loads.push(LoadJob {
+            request: id.to_owned(),
+            items,
+            whole: load::is_whole(&self.descriptor),
+        });
     }
 
     /// The plan of a step that was just scheduled.
@@ -207,8 +196,9 @@ impl Planner {
             return;
         }
         request.prompt_tokens = end.prompt_tokens;
+        let reach = Reach { frontier, freed_at: end.computed_tokens, ended: true };
         let mut jobs = std::mem::take(&mut self.ended_stores);
-        self.store(&mut request, frontier, &mut jobs);
+        self.store(&mut request, reach, &[], &mut jobs);
         self.ended_stores = jobs;
     }
 
@@ -268,19 +258,35 @@ impl Planner {
         };
         if tables_fit {
             let frontier = frontier::running(computed, scheduled.scheduled_tokens, request.known_tokens());
-            self.store(&mut request, frontier, jobs);
+            let reach = Reach { frontier, freed_at: computed, ended: false };
+            self.store(&mut request, reach, &scheduled.states, jobs);
         } else {
             self.counters.short_block_tables += 1;
         }
         self.requests.insert(scheduled.id, request);
     }
 
-    fn store(&mut self, request: &mut Request, frontier: u64, jobs: &mut Vec<StoreJob>) {
+    fn store(
+        &mut self,
+        request: &mut Request,
+        reach: Reach,
+        states: &[StateHandoff],
+        jobs: &mut Vec<StoreJob>,
+    ) {
         if request.predates_reset {
             return;
         }
-        let frontier = frontier::capped(frontier, request.prompt_tokens, &self.config);
-        store::jobs(request, &self.descriptor, frontier, &self.stored, &mut self.counters, jobs);
+        let frontier = frontier::capped(reach.frontier, request.prompt_tokens, &self.config);
+        let mut stores = Stores {
+            descriptor: &self.descriptor,
+            config: &self.config,
+            stored: &self.stored,
+            asked: &self.asked,
+            counters: &mut self.counters,
+            jobs,
+        };
+        stores.chunks(request, Reach { frontier, ..reach });
+        stores.states(request, states, frontier);
     }
 
     fn drop_queued_load(&mut self, id: &str) {

@@ -2,7 +2,8 @@
 
 use tender_proto::{ChunkId, Descriptor, GroupIndex};
 
-use super::memory::Stored;
+use super::hit::Answers;
+use super::memory::{Asked, Stored};
 use crate::hash::{KeyChain, RequestInputs};
 
 /// Tokens `start..end` of a request.
@@ -10,6 +11,13 @@ use crate::hash::{KeyChain, RequestInputs};
 pub(super) struct TokenRange {
     pub(super) start: u64,
     pub(super) end: u64,
+}
+
+/// A hit that was promised to the engine, and what the promise rests on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Offer {
+    pub(super) range: TokenRange,
+    pub(super) answers: Answers,
 }
 
 /// One group's share of a request.
@@ -20,6 +28,8 @@ pub(super) struct GroupState {
     pub(super) blocks: Vec<u32>,
     /// Chunks before this one were offered to be stored, or left out for good.
     pub(super) next_chunk: u64,
+    /// Chunks before this one were counted as asked for by this request.
+    pub(super) counted_chunks: usize,
 }
 
 /// A request from its arrival to its end.
@@ -30,7 +40,7 @@ pub(super) struct Request {
     /// Keys of each group in the last lookup.
     pub(super) asked_keys: Vec<usize>,
     /// What the last lookup promised to the engine.
-    pub(super) offer: Option<TokenRange>,
+    pub(super) offer: Option<Offer>,
     /// What is being loaded. The engine counts these tokens as computed at once, though their slots are empty
     /// until it schedules the request again.
     pub(super) loading: Option<TokenRange>,
@@ -49,6 +59,7 @@ impl Request {
             keys: KeyChain::new(group.tokens_per_chunk(), group.lookahead_tokens, inputs),
             blocks: Vec::new(),
             next_chunk: 0,
+            counted_chunks: 0,
         };
         Self {
             prompt_tokens,
@@ -78,6 +89,21 @@ impl Request {
     pub(super) fn chunk_id(&self, group: usize, chunk: u64) -> Option<ChunkId> {
         let hash = self.groups.get(group)?.keys.hashes().get(usize::try_from(chunk).ok()?)?;
         Some(ChunkId { group: GroupIndex(u16::try_from(group).ok()?), hash: *hash })
+    }
+
+    /// All keys that are known, group after group, as a lookup asks for them; each counts as asked for once.
+    pub(super) fn ask(&mut self, asked: &Asked) -> Vec<ChunkId> {
+        self.asked_keys.clear();
+        let mut keys = Vec::new();
+        for index in 0..self.groups.len() {
+            let before = keys.len();
+            keys.extend((0..).map_while(|chunk| self.chunk_id(index, chunk)));
+            let own = &keys[before..];
+            let counted = std::mem::replace(&mut self.groups[index].counted_chunks, own.len());
+            own.iter().skip(counted).for_each(|&key| asked.count(key));
+            self.asked_keys.push(own.len());
+        }
+        keys
     }
 
     /// Tokens from this one on are to be computed again, so their chunks will be written again.
