@@ -116,7 +116,9 @@ impl RunningApp {
                 .map_err(|source| AppError::Bind { place: place(), source })
         });
         let admin = admin.transpose()?;
-        let engine = open_engine(&config).await?;
+        // The admin thread is joined when it is dropped, and ends with the phase.
+        let stop = |_: &AppError| _ = phase.send_replace(Phase::Stopped);
+        let engine = open_engine(&config).await.inspect_err(stop)?;
         _ = slot.set(Arc::clone(&engine));
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),

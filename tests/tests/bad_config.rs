@@ -91,6 +91,14 @@ fn an_arena_larger_than_its_filesystem_is_refused_and_leaves_no_file() {
     assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".sock")), "{left:?}");
 }
 
+#[test]
+fn a_daemon_with_probes_that_cannot_start_ends() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = "admin = \"127.0.0.1:0\"\n";
+    let output = ChildDaemon::run_to_end(dir.path(), &dir.path().join("arena"), 1 << 42, file);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_daemon_on_one_arena_names_the_first() {
     let first = ChildDaemon::start(Setup::default()).await;

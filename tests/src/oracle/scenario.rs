@@ -11,7 +11,7 @@ use super::place::{Arrangement, ORDERS};
 use super::truth::mix;
 
 /// Whether models of all kinds are drawn.
-const MIXES: bool = false;
+const MIXES: bool = true;
 
 /// One run, in full.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -90,11 +90,24 @@ impl Engine {
                 }
                 Admission::NoRoom => {
                     self.waiting.insert(at, request);
+                    self.make_room();
                     break;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Loaded requests may hold all blocks while nobody can go on: then one of them begins anew.
+    fn make_room(&mut self) {
+        let loading = self.waiting.iter().any(|request| matches!(request.phase, Phase::Loading { .. }));
+        if loading || !self.running.is_empty() || !self.doomed.is_empty() {
+            return;
+        }
+        let holder = self.waiting.iter().rposition(|request| request.computed > 0);
+        if let Some(request) = holder.and_then(|at| self.waiting.remove(at)) {
+            self.preempt(request);
+        }
     }
 
     fn admit(&mut self, request: &mut Request, draft: &mut Draft) -> Result<Admission, Failure> {

@@ -12,6 +12,9 @@ const TRIES: u32 = 60;
 pub fn run_seeds(first: u64, count: u64) -> Result<Stats, String> {
     let mut stats = Stats::default();
     for seed in first..first + count {
+        if std::env::var_os("TENDER_ORACLE_VERBOSE").is_some() {
+            println!("seed {seed}");
+        }
         let scenario = Scenario::draw(seed);
         match world::run(&scenario) {
             Ok(one) => stats.add(&one),
