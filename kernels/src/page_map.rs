@@ -214,6 +214,15 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_is_spread_over_the_buffer_is_dense_only_in_one_head() {
+        // 2 heads of 8 blocks each, every block 4 tokens of 16 bytes: blocks lie inside the heads.
+        let page = |heads| Segment::new(0x1000, 64, &[dim(heads, 512), dim(4, 16)], 16).unwrap();
+        let map = PageMap::new(vec![page(2)]).unwrap();
+        assert_eq!((map.is_dense(), map.block_bytes(), map.segments()[0].runs()), (false, 128, 2));
+        assert!(PageMap::new(vec![page(1)]).unwrap().is_dense());
+    }
+
+    #[test]
     fn hostile_sizes_are_refused() {
         let max = u64::MAX;
         assert_eq!(Segment::new(0, 0, &[dim(max, max)], 2), Err(MapError::Overflow));

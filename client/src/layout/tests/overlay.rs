@@ -86,6 +86,28 @@ fn the_blocks_that_meet_are_named() {
 }
 
 #[test]
+fn axes_outside_the_blocks_must_fit_each_other() {
+    // One layer has 2 x 2 stretches of blocks, the other 5, and the fifth lies across the first one's.
+    let of = |group, axes: &[Axis]| LayerDesc {
+        name: format!("{group}"),
+        group: GroupIndex(group),
+        address: START,
+        buffer: buffer(START, 1 << 12),
+        blocks: 5,
+        block_stride_bytes: 10,
+        axes: axes.to_vec(),
+        cell_bytes: 10,
+        page_bytes: 10 * axes.iter().map(|axis| u64::from(axis.count)).product::<u64>(),
+        padding_bytes: 0,
+        scales: None,
+    };
+    let layers = |stride| vec![of(0, &[axis('K', 2, stride), axis('H', 2, 50)]), of(1, &[axis('H', 5, 50)])];
+    assert!(prove(layers(100), 5).is_ok());
+    let fault = prove(layers(105), 5).unwrap_err().fault;
+    assert!(matches!(fault, LayoutFault::BlockOverlap { .. }), "{fault}");
+}
+
+#[test]
 fn what_cannot_be_looked_through_is_refused() {
     // Two groups whose blocks have different strides, thin enough that no cell of a large pool meets another.
     let pool = 1 << 20;
@@ -110,9 +132,13 @@ fn what_cannot_be_looked_through_is_refused() {
 
 fn any_layer(name: usize) -> impl Strategy<Value = LayerDesc> {
     // Strides that often agree, so that all ways of the proof are taken.
-    let strides =
-        (prop::sample::select(vec![2u64, 4, 8, 40, 200]), prop::sample::select(vec![8u64, 16, 40, 48]));
-    let any = (0u16..3, 0u64..64, (1u32..4, 1u32..3), strides, 1u64..9).prop_map(
+    let strides = (
+        prop::sample::select(vec![2u64, 4, 8, 40, 80, 200]),
+        prop::sample::select(vec![8u64, 16, 40, 48]),
+        prop::sample::select(vec![80u64, 160, 168, 240, 480]),
+    );
+    let at = prop_oneof![Just(0u64), 0u64..64];
+    let any = (0u16..3, at, (1u32..4, 1u32..3, 1u32..3), strides, 1u64..9).prop_map(
         move |(group, at, counts, strides, cell_bytes)| {
             let layer = LayerDesc {
                 name: format!("layer {name}"),
@@ -121,7 +147,11 @@ fn any_layer(name: usize) -> impl Strategy<Value = LayerDesc> {
                 buffer: buffer(0x1000, 1 << 12),
                 blocks: 5,
                 block_stride_bytes: strides.1,
-                axes: vec![axis('H', counts.0, strides.0), axis('N', counts.1, 4)],
+                axes: vec![
+                    axis('H', counts.0, strides.0),
+                    axis('N', counts.1, 4),
+                    axis('K', counts.2, strides.2),
+                ],
                 cell_bytes,
                 page_bytes: 0,
                 padding_bytes: 0,
