@@ -6,6 +6,7 @@
 //! [`KEY_CHAIN_VERSION`](tender_proto::limits::KEY_CHAIN_VERSION) and new context strings.
 
 use tender_proto::ChainHash;
+use tender_proto::mutant::{Mutant, active};
 
 /// Domain of the chain's start. The version at its end is the chain's.
 const ROOT_CONTEXT: &str = "tender 2026-11 chunk chain root v1";
@@ -135,8 +136,8 @@ impl RequestInputs {
     fn root(&self, tokens_per_chunk: u64) -> ChainHash {
         let mut root = Framed(blake3::Hasher::new_derive_key(ROOT_CONTEXT));
         root.number(tokens_per_chunk);
-        root.number(self.named.len() as u64);
-        for input in &self.named {
+        root.number(if active(Mutant::NamedInputsLeftOut) { 0 } else { self.named.len() as u64 });
+        for input in self.named.iter().filter(|_| !active(Mutant::NamedInputsLeftOut)) {
             let (tag, kind, content) = input.parts();
             root.number(u64::from(tag));
             root.bytes(kind.as_bytes());
@@ -169,7 +170,7 @@ impl KeyChain {
         Self {
             tokens_per_chunk,
             lookahead_tokens: u64::from(lookahead_tokens),
-            media: inputs.media.clone(),
+            media: if active(Mutant::MediaLeftOut) { Vec::new() } else { inputs.media.clone() },
             tip: inputs.root(tokens_per_chunk),
             hashes: Vec::new(),
             open_chunk: Vec::new(),

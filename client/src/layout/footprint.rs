@@ -2,6 +2,8 @@
 
 use tender_kernels::{Dim, Segment};
 
+use tender_proto::mutant::{Mutant, active};
+
 use super::desc::{Axis, LayerDesc};
 use super::grid::{BLOCK_AXIS, Grid};
 use super::refusal::{ByteRange, LayoutFault};
@@ -62,8 +64,11 @@ pub(super) fn segment(layer: &LayerDesc, axes: &[Axis]) -> Result<Segment, Layou
         .iter()
         .map(|axis| Dim { count: u64::from(axis.count), stride_bytes: axis.stride_bytes })
         .collect();
-    Segment::new(layer.address, layer.block_stride_bytes, &dims, layer.cell_bytes)
-        .map_err(|_| LayoutFault::Overflow)
+    let stride_bytes = match (active(Mutant::ScaleStride), &layer.scales, layer.content_bytes()) {
+        (true, Some(scales), Some(bytes)) => bytes - bytes / layer.cell_bytes * scales.bytes,
+        _ => layer.block_stride_bytes,
+    };
+    Segment::new(layer.address, stride_bytes, &dims, layer.cell_bytes).map_err(|_| LayoutFault::Overflow)
 }
 
 /// Content and padding are the page that the engine speaks of: nothing is missing from the description, and nothing is

@@ -1,5 +1,6 @@
 //! How far a lookup's answers reach (rule 4).
 
+use tender_proto::mutant::{Mutant, active};
 use tender_proto::{Coverage, Descriptor, Group, GroupKind};
 
 use super::config::HitUnit;
@@ -43,7 +44,8 @@ impl Answers {
         let (chunk, position) = locate(group, block);
         let answer = usize::try_from(chunk).ok().and_then(|chunk| self.of(index).get(chunk));
         matches!(answer, Some(ChunkView::Ready(coverage))
-            if coverage.blocks() == group.blocks_per_chunk && coverage.has(position))
+            if coverage.blocks() == group.blocks_per_chunk
+                && (coverage.has(position) || active(Mutant::CoverageIgnored)))
     }
 
     /// Where a hit ends, in tokens: the largest boundary of all groups at which each has what the next query reads, and
@@ -66,6 +68,9 @@ impl Answers {
         loop {
             let before = end;
             for (index, group) in descriptor.groups.iter().enumerate() {
+                if is_ignored(index, descriptor) {
+                    continue;
+                }
                 end = round_down(self.tighten(index, group, computed, end), step);
                 if end <= computed {
                     return computed;
@@ -116,6 +121,11 @@ pub(super) fn boundary_step(descriptor: &Descriptor, unit: HitUnit) -> Option<u6
         step = (step / gcd(step, own)).checked_mul(own)?;
     }
     Some(step)
+}
+
+/// Only ever true by mistake.
+pub(super) fn is_ignored(index: usize, descriptor: &Descriptor) -> bool {
+    active(Mutant::GroupIgnored) && index > 0 && index + 1 == descriptor.groups.len()
 }
 
 fn gcd(a: u64, b: u64) -> u64 {

@@ -1,7 +1,9 @@
 //! The job that fetches exactly what was promised (rule 4).
 
+use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChainHash, ChunkId, Coverage, Descriptor, GroupIndex, GroupKind};
 
+use super::hit::is_ignored;
 use super::needs::{self, locate};
 use super::request::{Request, TokenRange};
 use super::wire::LoadItem;
@@ -11,6 +13,9 @@ const NO_SUCH_CHUNK: ChainHash = ChainHash::from_bytes([0; 32]);
 
 /// Whether an engine can use what came of a load that failed in part: only where every block is good for itself.
 pub(super) fn is_whole(descriptor: &Descriptor) -> bool {
+    if active(Mutant::LoadFailsInPart) {
+        return false;
+    }
     let alone = |kind| matches!(kind, GroupKind::FullAttention | GroupKind::MlaLatent);
     !matches!(&descriptor.groups[..], [group] if alone(group.kind))
 }
@@ -29,6 +34,9 @@ pub(super) fn items(
     }
     let mut items: Vec<LoadItem> = Vec::new();
     for (index, (group, table)) in descriptor.groups.iter().zip(tables).enumerate() {
+        if is_ignored(index, descriptor) {
+            continue;
+        }
         let tokens_per_block = needs::tokens_per_block(group);
         if [range.start, range.end].iter().any(|edge| !edge.is_multiple_of(tokens_per_block)) {
             return None;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tender_proto::limits::KEY_CHAIN_VERSION;
+use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, Coverage, Descriptor, Reason, Refusal};
 
 use super::config::{PlanConfig, PlanCounters};
@@ -11,7 +12,7 @@ use super::hit::{self, Answers, ChunkView};
 use super::memory::{Asked, Stored};
 use super::request::{Offer, Request, TokenRange};
 use super::step::{BlockUpdate, Finish, ScheduledRequest, StateHandoff, StepInput};
-use super::store::{Reach, Stores};
+use super::store::{Reach, Stores, running_states};
 use super::wire::{LoadJob, StepPlan, StoreJob};
 use super::{frontier, load};
 use crate::hash::RequestInputs;
@@ -176,8 +177,16 @@ impl Planner {
         for scheduled in step.requests {
             self.advance(scheduled, &mut stores_after);
         }
+        if active(Mutant::SnapshotLate) {
+            std::mem::swap(&mut self.ended_stores, &mut stores_after);
+        } else if active(Mutant::EndedStoresLate) {
+            stores_after.append(&mut self.ended_stores);
+        }
         let loads = std::mem::take(&mut self.queued_loads);
         self.counters.loads += loads.len() as u64;
+        if active(Mutant::SnapshotLate) {
+            return StepPlan { stores_before: Vec::new(), loads, stores_after };
+        }
         StepPlan { stores_before: std::mem::take(&mut self.ended_stores), loads, stores_after }
     }
 
@@ -273,7 +282,7 @@ impl Planner {
         states: &[StateHandoff],
         jobs: &mut Vec<StoreJob>,
     ) {
-        if request.predates_reset {
+        if request.predates_reset && !active(Mutant::ResetForgotten) {
             return;
         }
         let frontier = frontier::capped(reach.frontier, request.prompt_tokens, &self.config);
@@ -286,7 +295,12 @@ impl Planner {
             jobs,
         };
         stores.chunks(request, Reach { frontier, ..reach });
-        stores.states(request, states, frontier);
+        let running = if active(Mutant::RunningState) {
+            running_states(&self.descriptor, request, frontier)
+        } else {
+            Vec::new()
+        };
+        stores.states(request, if running.is_empty() { states } else { &running }, frontier);
     }
 
     fn drop_queued_load(&mut self, id: &str) {

@@ -1,5 +1,6 @@
 //! What is known about one request.
 
+use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, Descriptor, GroupIndex};
 
 use super::hit::Answers;
@@ -56,7 +57,11 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new(descriptor: &Descriptor, prompt_tokens: u64, inputs: &RequestInputs) -> Self {
         let group = |group: &tender_proto::Group| GroupState {
-            keys: KeyChain::new(group.tokens_per_chunk(), group.lookahead_tokens, inputs),
+            keys: KeyChain::new(
+                group.tokens_per_chunk(),
+                if active(Mutant::LookaheadLeftOut) { 0 } else { group.lookahead_tokens },
+                inputs,
+            ),
             blocks: Vec::new(),
             next_chunk: 0,
             counted_chunks: 0,

@@ -1,5 +1,6 @@
 //! Which chunks a request's frontier makes storable (rules 1 to 3).
 
+use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, Coverage, Descriptor, Group, GroupKind};
 
 use super::config::{PlanConfig, PlanCounters};
@@ -45,13 +46,18 @@ impl Stores<'_> {
 
     fn chunks_of(&mut self, request: &mut Request, index: usize, group: &Group, reach: Reach) {
         let whole_chunks = group_frontier(group, reach) / group.tokens_per_chunk();
-        let first_live_block = needs::first_live_block(group, reach.freed_at);
+        let first_live_block = match active(Mutant::FreedWindowGathered) {
+            true => 0,
+            false => needs::first_live_block(group, reach.freed_at),
+        };
         while request.groups[index].next_chunk < whole_chunks {
             let chunk = request.groups[index].next_chunk;
             let Some(id) = request.chunk_id(index, chunk) else { break };
             let state = &mut request.groups[index];
             let per_chunk = group.blocks_per_chunk;
-            let Some(blocks) = table_slice(&state.blocks, chunk, per_chunk.get()) else {
+            let wrong = active(Mutant::BlockSizeForChunk) && index > 0;
+            let start = chunk * u64::from(if wrong { group.tokens_per_block.get() } else { per_chunk.get() });
+            let Some(blocks) = table_slice(&state.blocks, start, per_chunk.get()) else {
                 self.counters.short_block_tables += 1;
                 break;
             };
@@ -65,6 +71,9 @@ impl Stores<'_> {
                     coverage = coverage.with(position);
                     kept[position as usize] = block;
                 }
+            }
+            if active(Mutant::LastBlockOnly) && coverage.has(per_chunk.get() - 1) {
+                (coverage, kept) = (Coverage::full(per_chunk), blocks.to_vec());
             }
             self.offer(id, coverage, kept);
         }
@@ -115,19 +124,31 @@ impl Stores<'_> {
     }
 }
 
+/// A mistake: the running blocks' states, as if they were those of the last boundary.
+pub(super) fn running_states(descriptor: &Descriptor, request: &Request, frontier: u64) -> Vec<StateHandoff> {
+    let groups = (0..).zip(&descriptor.groups).zip(&request.groups);
+    let states = groups.filter(|((_, group), _)| group.kind == GroupKind::Recurrent);
+    states
+        .filter_map(|((group, spec), state)| {
+            let boundary_tokens = frontier - frontier % needs::tokens_per_block(spec);
+            Some(StateHandoff { group, block: *state.blocks.last()?, boundary_tokens })
+        })
+        .collect()
+}
+
 /// Draft layers write a slot from the tokens behind it, and again with every draft: they are a chunk behind while passes
 /// may come, and by what they look ahead when none will.
 fn group_frontier(group: &Group, reach: Reach) -> u64 {
     let behind = match (group.lookahead_tokens, reach.ended) {
         (0, _) => 0,
+        (_, false) if active(Mutant::DraftsNotHeldBack) => 0,
         (_, false) => group.tokens_per_chunk(),
         (tokens, true) => u64::from(tokens),
     };
     reach.frontier.saturating_sub(behind)
 }
 
-fn table_slice(table: &[u32], chunk: u64, blocks_per_chunk: u32) -> Option<&[u32]> {
-    let (chunk, len) = (usize::try_from(chunk).ok()?, blocks_per_chunk as usize);
-    let start = chunk.checked_mul(len)?;
-    table.get(start..start.checked_add(len)?)
+fn table_slice(table: &[u32], start: u64, blocks: u32) -> Option<&[u32]> {
+    let start = usize::try_from(start).ok()?;
+    table.get(start..start.checked_add(blocks as usize)?)
 }

@@ -197,8 +197,9 @@ impl Engine {
         // Few beginnings, cut and continued at random: prefixes are shared and hits end anywhere.
         let family = self.rng.random_range(0..2u32);
         let length = self.rng.random_range(1..=self.scenario.prompt_tokens);
+        let base = 1000 * (family + 1);
         let own = self.rng.random_range(0..=length.min(12));
-        let mut tokens: Vec<u32> = (0..length as u32).map(|i| 1000 * (family + 1) + i).collect();
+        let mut tokens: Vec<u32> = (base..).take(length).collect();
         for token in &mut tokens[length - own..] {
             *token = self.rng.random_range(0..3);
         }

@@ -1,0 +1,147 @@
+//! Tests of the oracle: each mistake that is built into the code under test is found within its budget of seeds, and
+//! the same seeds pass without it.
+//!
+//! Built with the feature `mutants` only: `cargo test -p tender-tests --features mutants --test oracle_mutants`.
+
+use std::sync::{Mutex, PoisonError};
+
+use tender_proto::GroupKind;
+use tender_proto::mutant::{Mutant, set, set_faults};
+use tender_tests::oracle::place::Arrangement;
+use tender_tests::oracle::scenario::Scenario;
+use tender_tests::oracle::world;
+
+/// Mistakes are switched on for the whole process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Seeds that a mistake has to be found in.
+const BUDGET: usize = 60;
+
+/// Runs the seeds that `suits` until the mistake is found, then the same ones without it.
+fn is_found(mutant: Mutant, faults: u64, suits: impl Fn(&Scenario) -> bool) {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let scenarios: Vec<_> = (1..).map(Scenario::draw).filter(suits).take(BUDGET).collect();
+    set(Some(mutant));
+    set_faults(faults);
+    let found = scenarios.iter().position(|scenario| world::run(scenario).is_err());
+    set(None);
+    let found = found.unwrap_or_else(|| panic!("{mutant:?} is not found in {BUDGET} seeds"));
+    for scenario in &scenarios[..=found] {
+        set_faults(faults);
+        world::run(scenario)
+            .unwrap_or_else(|no| panic!("seed {} fails without {mutant:?}: {}", scenario.seed, no.0));
+    }
+    set_faults(0);
+    println!("{mutant:?}: found by seed {}, number {} of those that suit", scenarios[found].seed, found + 1);
+}
+
+fn any(_: &Scenario) -> bool {
+    true
+}
+fn has(kind: GroupKind) -> impl Fn(&Scenario) -> bool {
+    move |scenario| scenario.groups.iter().any(|group| group.kind == kind)
+}
+fn windowed(scenario: &Scenario) -> bool {
+    scenario.groups.iter().any(|group| group.windowed() && group.blocks_per_chunk > 1)
+}
+fn drafting(scenario: &Scenario) -> bool {
+    scenario.groups.iter().any(|group| group.lookahead > 0)
+}
+fn several(scenario: &Scenario) -> bool {
+    scenario.groups.len() > 1
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_scales_left_out_of_a_stride() {
+    is_found(Mutant::ScaleStride, 0, |scenario| {
+        matches!(
+            scenario.arrangement,
+            Arrangement::Apart { scales: true, .. } | Arrangement::Overlaid { scales: true, .. }
+        )
+    });
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_block_size_for_chunk_size_in_the_second_group() {
+    is_found(Mutant::BlockSizeForChunk, 0, several);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_last_sampled_slot() {
+    is_found(Mutant::LastSampledSlot, 0, any);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_only_the_last_block_looked_at() {
+    is_found(Mutant::LastBlockOnly, 0, windowed);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_blocks_of_a_window_that_moved_on() {
+    is_found(Mutant::FreedWindowGathered, 0, windowed);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_coverage_ignored() {
+    is_found(Mutant::CoverageIgnored, 0, windowed);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_known_tokens_taken_for_written() {
+    is_found(Mutant::KnownCountsAsWritten, 0, any);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_newest_draft_slots() {
+    is_found(Mutant::DraftsNotHeldBack, 0, drafting);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_lookahead_left_out_of_the_key() {
+    is_found(Mutant::LookaheadLeftOut, 0, drafting);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_salt_left_out_of_the_key() {
+    is_found(Mutant::NamedInputsLeftOut, 0, |scenario| scenario.inputs > 1);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_media_left_out_of_the_key() {
+    is_found(Mutant::MediaLeftOut, 0, any);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_running_state() {
+    is_found(Mutant::RunningState, 0, has(GroupKind::Recurrent));
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_group_ignored_at_the_boundary() {
+    is_found(Mutant::GroupIgnored, 0, several);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_failed_load_reported_as_good() {
+    is_found(Mutant::FailedLoadIsGood, 7, any);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_window_entered_in_the_middle() {
+    is_found(Mutant::LoadFailsInPart, 7, windowed);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_ended_stores_after_the_pass() {
+    is_found(Mutant::EndedStoresLate, 0, any);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_snapshot_after_reallocation() {
+    is_found(Mutant::SnapshotLate, 0, any);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_stores_across_a_reset() {
+    is_found(Mutant::ResetForgotten, 0, |scenario| scenario.chances.reset > 0);
+}
