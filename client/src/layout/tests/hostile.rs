@@ -13,10 +13,12 @@ const POOL: u32 = 4;
 /// Three layers in one buffer and, over them, a second group of as many.
 fn good(order: &str, scales: bool) -> Vec<LayerDesc> {
     let sizes = Sizes { layers: 3, blocks: POOL, heads: 2, tokens: 2, cell_bytes: 24 };
-    let buffer = buffer(0x1000, sizes.total());
-    let mut layers =
-        if scales { quantised(sizes, order, 8, buffer) } else { sizes.describe(order, 0, buffer) };
-    layers.extend(sizes.describe(order, 1, buffer));
+    let dense = buffer(0x1000, sizes.total());
+    let mut layers = if scales { quantised(sizes, order, 8, dense) } else { sizes.describe(order, 0, dense) };
+    layers.extend(sizes.describe(order, 1, dense));
+    // Room on both sides, so that not every change leads out of the buffer.
+    let roomy = buffer(0x800, sizes.total() + 0x1000);
+    layers.iter_mut().for_each(|layer| layer.buffer = roomy);
     layers
 }
 
@@ -37,7 +39,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     ];
     let large = prop_oneof![Just(u64::MAX), Just(1 << 63), Just(1 << 32), any::<u64>()];
     let value = prop_oneof![9 => small, 1 => large];
-    let change = (0usize..6, 0usize..16, value, any::<bool>())
+    let change = (0usize..6, 0usize..17, value, any::<bool>())
         .prop_map(|(layer, field, value, relative)| Change { layer, field, value, relative });
     prop::collection::vec(change, 0..4)
 }
@@ -75,6 +77,11 @@ impl Change {
                 let again = layer.clone();
                 layers.push(again);
             }
+            16 => {
+                let group = layer.group;
+                let of_group = layers.iter_mut().filter(|layer| layer.group == group);
+                of_group.for_each(|layer| layer.address = layer.address.wrapping_add(self.value));
+            }
             13 => layer.axes[0].name = char::from(u8::try_from(b'A' as u64 + self.value % 26).unwrap()),
             _ => {
                 let Some(scales) = &mut layer.scales else { return };
@@ -98,10 +105,17 @@ proptest! {
         order in prop::sample::select(ORDERS.to_vec()),
         scales in any::<bool>(),
         changes in changes(),
+        adds_up in any::<bool>(),
     ) {
         let mut layers = good(order, scales);
         for change in &changes {
             change.apply(&mut layers);
+        }
+        if adds_up {
+            for layer in &mut layers {
+                layer.padding_bytes = 0;
+                layer.page_bytes = layer.content_bytes().unwrap_or(0);
+            }
         }
         match prove(layers.clone(), POOL) {
             Ok(_) => {
