@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use tender_client::layout::{self, Axis, BufferDesc, LayerDesc, ProvedLayout};
+use tender_client::layout::{self, Axis, BufferDesc, GroupShard, LayerDesc, ProvedLayout, ScaleDesc, Writer};
 use tender_proto::GroupIndex;
 
 use crate::error::layout_error;
@@ -25,6 +25,28 @@ struct Layer {
     block_stride_bytes: u64,
     axes: Vec<AxisTuple>,
     cell_bytes: u64,
+    page_bytes: u64,
+    padding_bytes: u64,
+    scales: Option<Scales>,
+}
+
+/// Its scales; the fields are those of `ScaleDesc`.
+#[derive(FromPyObject)]
+struct Scales {
+    address: u64,
+    block_stride_bytes: u64,
+    axes: Vec<AxisTuple>,
+    bytes: u64,
+}
+
+/// Which parts of a group's chunks this rank holds; the fields are those of `GroupShard` and its `Writer`.
+#[derive(FromPyObject)]
+struct Shard {
+    parts: u16,
+    first: u16,
+    count: u16,
+    replica: u32,
+    replicas: u32,
 }
 
 /// A layout that passed the gate, and the tensors it is about.
@@ -32,25 +54,32 @@ struct Layer {
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) proved: Arc<ProvedLayout>,
+    parts_of_all_ranks: Vec<u16>,
     /// The engine's tensors: as long as they are held, the addresses are good.
     pub(crate) owner: Py<PyAny>,
 }
 
 #[pymethods]
 impl Layout {
-    /// Proves the description of `layers`, objects with the fields of `LayerDesc`. `owner` holds the tensors whose
-    /// addresses they name, and is kept. Raises LayoutError with the names of the layers at fault.
+    /// Proves the description of `layers`, objects with the fields of `LayerDesc`, and that the rank's `shards`, one
+    /// per group, can be cut from them. `owner` holds the tensors whose addresses they name, and is kept. Raises
+    /// LayoutError with the names of the layers at fault.
     #[new]
-    fn new(layers: Vec<Layer>, pool_blocks: u32, owner: Py<PyAny>) -> PyResult<Self> {
+    fn new(layers: Vec<Layer>, pool_blocks: u32, shards: Vec<Shard>, owner: Py<PyAny>) -> PyResult<Self> {
         let layers = layers.into_iter().map(Layer::describe).collect::<PyResult<_>>()?;
-        let proved = layout::prove(layers, pool_blocks).map_err(|no| layout_error(&no))?;
-        Ok(Self { proved: Arc::new(proved), owner })
+        let shards: Vec<GroupShard> = shards.into_iter().map(Shard::describe).collect();
+        let proved = layout::prove(layers, pool_blocks).and_then(|proved| proved.shard(&shards));
+        let proved = proved.map_err(|no| layout_error(&no))?;
+        let parts_of_all_ranks = shards.iter().map(|shard| shard.parts).collect();
+        Ok(Self { proved: Arc::new(proved), parts_of_all_ranks, owner })
     }
 
-    /// Bytes of one block of a group, all its layers.
-    fn block_bytes(&self, group: u16) -> PyResult<u64> {
-        let bytes = self.proved.block_bytes(GroupIndex(group));
-        bytes.ok_or_else(|| PyValueError::new_err(format!("the layout has no group {group}")))
+    /// Bytes of one block in each part of a group, the parts of other ranks included: all are cut alike.
+    fn part_block_bytes(&self, group: u16) -> PyResult<Vec<u64>> {
+        let no_group = || PyValueError::new_err(format!("the layout has no group {group}"));
+        let part = self.proved.parts(GroupIndex(group)).first().ok_or_else(no_group)?;
+        let parts = self.parts_of_all_ranks.get(usize::from(group)).copied().unwrap_or(1);
+        Ok(vec![part.block_bytes(); usize::from(parts)])
     }
 
     /// Byte order inside a page.
@@ -63,6 +92,13 @@ impl Layout {
     #[getter]
     fn fingerprint(&self) -> [u8; 32] {
         self.proved.fingerprint()
+    }
+}
+
+impl Shard {
+    fn describe(self) -> GroupShard {
+        let Self { parts, first, count, replica, replicas } = self;
+        GroupShard { parts, first, count, writer: Writer { replica, replicas } }
     }
 }
 
@@ -82,12 +118,20 @@ impl Layer {
             buffer,
             blocks: self.blocks,
             block_stride_bytes: self.block_stride_bytes,
-            axes: self
-                .axes
-                .into_iter()
-                .map(|(name, count, stride_bytes)| Axis { name, count, stride_bytes })
-                .collect(),
+            axes: axes(self.axes),
             cell_bytes: self.cell_bytes,
+            page_bytes: self.page_bytes,
+            padding_bytes: self.padding_bytes,
+            scales: self.scales.map(|scales| ScaleDesc {
+                address: scales.address,
+                block_stride_bytes: scales.block_stride_bytes,
+                axes: axes(scales.axes),
+                bytes: scales.bytes,
+            }),
         })
     }
+}
+
+fn axes(tuples: Vec<AxisTuple>) -> Vec<Axis> {
+    tuples.into_iter().map(|(name, count, stride_bytes)| Axis { name, count, stride_bytes }).collect()
 }

@@ -25,7 +25,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::descriptor::describe;
+    use super::descriptor::{chunk_blocks, describe};
     #[pymodule_export]
     use super::error::{ConfigError, LayoutError, RefusedError, TenderError};
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tender_client::hash::Uncacheable;
-use tender_client::plan::{BlockUpdate, Finish, PlanConfig, ScheduledRequest, StepInput};
+use tender_client::plan::{BlockUpdate, Finish, PlanConfig, ScheduledRequest, StateHandoff, StepInput};
 use tender_client::{Match, SchedulerSide};
 
 use crate::descriptor;
@@ -12,8 +12,11 @@ use crate::inputs::{self, Media, Named};
 use crate::worker::{parse_client_config, parse_plan_config};
 
 /// Id, tokens computed before the step, tokens scheduled, real tokens not given yet, block ids for each group,
-/// whether these replace the block table (else they are appended).
-type Scheduled = (String, u64, u64, Vec<u32>, Vec<Vec<u32>>, bool);
+/// whether these replace the block table (else they are appended), recurrent states at boundaries.
+type Scheduled = (String, u64, u64, Vec<u32>, Vec<Vec<u32>>, bool, Vec<State>);
+
+/// Group, block, tokens that the state has seen.
+type State = (u16, u32, u64);
 
 /// The default plan settings as JSON, whose keys are all there are.
 #[pyfunction]
@@ -130,8 +133,10 @@ impl Scheduler {
 }
 
 fn scheduled(
-    (id, computed_tokens, scheduled_tokens, new_tokens, blocks, replace): Scheduled,
+    (id, computed_tokens, scheduled_tokens, new_tokens, blocks, replace, states): Scheduled,
 ) -> ScheduledRequest {
     let blocks = if replace { BlockUpdate::Replace(blocks) } else { BlockUpdate::Append(blocks) };
-    ScheduledRequest { id, computed_tokens, scheduled_tokens, new_tokens, blocks, states: Vec::new() }
+    let handoff = |(group, block, boundary_tokens): State| StateHandoff { group, block, boundary_tokens };
+    let states = states.into_iter().map(handoff).collect();
+    ScheduledRequest { id, computed_tokens, scheduled_tokens, new_tokens, blocks, states }
 }

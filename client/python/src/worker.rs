@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use tender_client::plan::{PlanConfig, StepPlan};
 use tender_client::{ClientConfig, WorkerSide};
-use tender_proto::PartIndex;
+use tender_proto::{GroupIndex, PartIndex};
 
 use crate::descriptor;
 use crate::error::{ConfigError, TenderError, client_error};
@@ -55,22 +55,20 @@ pub(crate) struct Worker {
 
 #[pymethods]
 impl Worker {
-    /// `client_config` is a JSON object, `part` this rank's index. Raises ConfigError and RefusedError.
+    /// `client_config` is a JSON object. Raises ConfigError and RefusedError.
     #[new]
     fn new(
         py: Python<'_>,
         client_config: &str,
         descriptor: &[u8],
-        part: u16,
         layout: Bound<'_, Layout>,
     ) -> PyResult<Self> {
         crate::start_log();
         let config = parse_client_config(client_config)?;
         let descriptor = Arc::new(descriptor::parse(descriptor)?);
         let proved = Arc::clone(&layout.get().proved);
-        let side = py
-            .detach(|| WorkerSide::new(config, descriptor, PartIndex(part), proved))
-            .map_err(client_error)?;
+        let part = proved.parts(GroupIndex(0)).first().map_or(PartIndex(0), |held| held.part);
+        let side = py.detach(|| WorkerSide::new(config, descriptor, part, proved)).map_err(client_error)?;
         Ok(Self { side, _tensors: layout.get().owner.clone_ref(py) })
     }
 
@@ -84,10 +82,10 @@ impl Worker {
         py.detach(|| self.side.end_step(plan));
     }
 
-    /// Loads that are over since the last call: request, blocks that did not get their bytes.
-    fn poll(&self, py: Python<'_>) -> Vec<(String, Vec<u32>)> {
+    /// Loads that are over since the last call: request, blocks that did not get their bytes, whether it failed.
+    fn poll(&self, py: Python<'_>) -> Vec<(String, Vec<u32>, bool)> {
         let done = py.detach(|| self.side.poll());
-        done.into_iter().map(|load| (load.request, load.failed_blocks)).collect()
+        done.into_iter().map(|load| (load.request, load.failed_blocks, load.failed)).collect()
     }
 
     /// Waits until all that was gathered is stored or skipped and all loads are over. False: not within the limit.

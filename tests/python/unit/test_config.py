@@ -9,13 +9,13 @@ import pytest
 from tender_kv import ConfigError
 from tender_kv.vllm.config import Settings
 
+FULL = "full_attention"
+
 
 def test_nothing_is_a_private_daemon_with_defaults():
     settings = Settings.parse({})
     assert settings.address is None
-    assert settings.chunk_blocks(16) == 16
-    assert settings.chunk_blocks(1) == 64
-    assert settings.chunk_blocks(1024) == 1
+    assert settings.chunk_blocks([(FULL, 16), (FULL, 1), (FULL, 1024), ("recurrent", 16)]) == [16, 64, 1, 1]
     assert json.loads(settings.plan_json()) == {}
 
 
@@ -56,9 +56,10 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(extra, words):
 
 @pytest.mark.parametrize(("extra", "block"), [({"tokens_per_chunk": 100}, 16), ({"blocks_per_chunk": 65}, 16)])
 def test_a_chunk_that_does_not_fit_the_blocks_is_refused(extra, block):
-    with pytest.raises(ConfigError):
-        Settings.parse(extra).chunk_blocks(block)
+    with pytest.raises(ConfigError, match="kv_connector_extra_config"):
+        Settings.parse(extra).chunk_blocks([(FULL, block)])
 
 
 def test_chunks_in_tokens_are_exact():
-    assert Settings.parse({"tokens_per_chunk": 96}).chunk_blocks(32) == 3
+    groups = [(FULL, 32), ("sliding_window", 48), ("recurrent", 528)]
+    assert Settings.parse({"tokens_per_chunk": 96}).chunk_blocks(groups) == [3, 2, 1]

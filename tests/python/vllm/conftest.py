@@ -25,13 +25,19 @@ def prerequisites() -> None:
 
 
 @pytest.fixture(scope="session")
-def llama(model_cache: Path) -> str:
-    return str(models.model_dir("llama", model_cache))
+def model(model_cache: Path):
+    """Makes the folder of a model of some kind."""
+    return lambda kind: str(models.model_dir(kind, model_cache))
 
 
 @pytest.fixture(scope="session")
-def qwen3(model_cache: Path) -> str:
-    return str(models.model_dir("qwen3", model_cache))
+def llama(model) -> str:
+    return model("llama")
+
+
+@pytest.fixture(scope="session")
+def qwen3(model) -> str:
+    return model("qwen3")
 
 
 @pytest.fixture(scope="session")

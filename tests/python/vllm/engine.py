@@ -17,6 +17,14 @@ CONNECT_TIMEOUT_S = 30
 # Enough for any workload here at one step per load poll; a request that waits longer than this is stuck.
 RUN_TIMEOUT_S = 180
 
+_METRICS = (
+    "external_prefix_cache_hits",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
+)
+
 
 @dataclass
 class Ask:
@@ -125,8 +133,11 @@ class Engine:
 
     def metrics(self) -> dict[str, float]:
         """The engine's own counters that the tests look at."""
-        wanted = ("vllm:external_prefix_cache_hits", "vllm:prefix_cache_hits", "vllm:num_preemptions")
-        return {m.name.removeprefix("vllm:"): m.value for m in self._llm.get_metrics() if m.name in wanted}
+        return {
+            name: metric.value
+            for metric in self._llm.get_metrics()
+            if (name := metric.name.removeprefix("vllm:")) in _METRICS
+        }
 
     def scheduler(self):
         """vLLM's scheduler, or None if it runs in another process."""

@@ -31,18 +31,118 @@ _COMMON = {
     "eos_token_id": 2,
 }
 
-# What each kind changes. The demo's model is large enough for computing to cost more than loading.
+# A window of four blocks and a bit: it never begins on a block.
+_WINDOW_TOKENS = 100
+_TWO_SLIDING_ONE_FULL = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+_TWO_LINEAR_ONE_FULL = ["linear_attention", "linear_attention", "full_attention"]
+
+# What each kind is made from: classes of transformers, and what differs from the common part. The demo's model is large
+# enough for computing to cost more than loading.
 _KINDS = {
-    "llama": {},
-    "qwen3": {},
-    "llama-demo": {
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "head_dim": 64,
-        "initializer_range": 0.07,
-    },
+    "llama": ("Llama", {}),
+    "llama-4-heads": ("Llama", {"num_key_value_heads": 4}),
+    "llama-demo": (
+        "Llama",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "head_dim": 64,
+            "initializer_range": 0.07,
+        },
+    ),
+    "qwen3": ("Qwen3", {}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": _TWO_SLIDING_ONE_FULL,
+            "sliding_window": 128,
+            "query_pre_attn_scalar": 32,
+        },
+    ),
+    # Head sizes differ between the kinds of layers, so the sizes of their blocks do.
+    "gemma4": (
+        "Gemma4",
+        {
+            "num_hidden_layers": 6,
+            "layer_types": _TWO_SLIDING_ONE_FULL,
+            "sliding_window": _WINDOW_TOKENS,
+            "global_head_dim": 64,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": VOCAB_TOKENS,
+        },
+    ),
+    "mistral": ("Mistral", {"sliding_window": _WINDOW_TOKENS}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": _WINDOW_TOKENS,
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "intermediate_size_mlp": 256,
+            "num_local_experts": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 192,
+            "no_rope_layers": [1, 1, 0, 0],
+        },
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 256,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 16,
+            "mamba_d_head": 32,
+            "mamba_chunk_size": 32,
+            "attention_multiplier": 0.18,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {
+            "layer_types": _TWO_LINEAR_ONE_FULL,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    "deepseek-v2": (
+        "DeepseekV2",
+        {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 32,
+            "head_dim": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 64,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
 }
 
 
@@ -85,12 +185,12 @@ def _save_model(kind: str, folder: Path) -> None:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    config_class, model_class = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-    }[kind.partition("-")[0]]
+    family, changes = _KINDS[kind]
+    # Some families have a configuration for their text part alone.
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
     torch.manual_seed(2026)
-    model_class(config_class(**{**_COMMON, **_KINDS[kind]})).to(torch.float32).save_pretrained(folder)
+    model = getattr(transformers, f"{family}ForCausalLM")(config_class(**{**_COMMON, **changes}))
+    model.to(torch.float32).save_pretrained(folder)
 
 
 def _save_adapter(seed: int, folder: Path) -> None:

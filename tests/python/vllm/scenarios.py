@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 
 from daemon import Daemon
-from engine import Ask, Engine, Pass
+from engine import Answer, Ask, Engine, Pass
 from models import VOCAB_TOKENS
 from slow_link import SlowLink
 from spec import BLOCK_TOKENS, CHUNK_TOKENS, Spec
 
 RECONNECT_TIMEOUT_S = 90
+# A prompt of 640 tokens is about 1 MB of KV: a load then takes hundreds of engine steps.
+SLOW_BYTES_PER_S = 3_000_000
 
 
 class Bench:
@@ -28,6 +30,7 @@ class Bench:
         self.with_tender = spec.connector is not None
         self.random = random.Random(spec.seed)
         self.daemon: Daemon | None = None
+        self.link: SlowLink | None = None
         if spec.daemon_folder and self.with_tender:
             spec.connector = {**spec.connector, "address": self._start_daemon()}
         self.engine = Engine(spec)
@@ -40,7 +43,8 @@ class Bench:
         self.daemon = Daemon(Path(self.spec.daemon_folder), tcp=rate is not None).start()
         if rate is None:
             return self.daemon.address
-        return f"tcp://127.0.0.1:{SlowLink(self.daemon.tcp_port, rate).start()}"
+        self.link = SlowLink(self.daemon.tcp_port, rate or None)
+        return f"tcp://127.0.0.1:{self.link.start()}"
 
     def prompt(self, tokens: int) -> list[int]:
         return [self.random.randrange(3, VOCAB_TOKENS) for _ in range(tokens)]
@@ -50,6 +54,11 @@ class Bench:
         done = self.engine.run(name, asks, each_step)
         self.passes.append(done)
         return done
+
+    def slow_down(self, bytes_per_s: int | None) -> None:
+        """Loads take that long from now on."""
+        if self.link is not None:
+            self.link.bytes_per_s = bytes_per_s
 
     def close(self) -> None:
         self.engine.close()
@@ -124,6 +133,87 @@ def chunked_prefill(bench: Bench) -> None:
     bench.run("first", asks)
     bench.engine.forget()
     bench.run("again", asks)
+
+
+def every_kind_of_hit(bench: Bench) -> None:
+    """For any model: whole prompts again, conversations that go on, and prompts that leave a stored one at places that
+    are boundaries of nothing, several at a time."""
+    asks = [Ask(f"p{n}", bench.prompt(n), 40) for n in (97, 333, 640, 1001)]
+    done = bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+    bench.engine.forget()
+    turns = [
+        Ask(ask.name, ask.tokens + done.answers[ask.name].tokens + bench.prompt(5 + 40 * index))
+        for index, ask in enumerate(asks)
+    ]
+    bench.run("turns", turns)
+    bench.engine.forget()
+    cuts = [bench.random.randrange(100, 1001) for _ in range(6)]
+    branches = [Ask(f"cut{cut}", asks[-1].tokens[:cut] + bench.prompt(70)) for cut in cuts]
+    bench.run("branches", branches)
+    bench.engine.forget()
+    bench.run("branches-again", branches)
+
+
+def drafts(bench: Bench) -> None:
+    """Prompts that say everything twice, so that drafts are found in them, most of which are wrong."""
+    asks = [Ask(f"p{n}", bench.prompt(n) * 2, 90) for n in (61, 150, 333)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+    bench.engine.forget()
+    turns = [Ask(ask.name, ask.tokens + answer.tokens) for ask, answer in zip(asks, _answers(bench, asks), strict=True)]
+    bench.run("turns", turns)
+
+
+def _answers(bench: Bench, asks: list[Ask]) -> list[Answer]:
+    """What the last pass answered."""
+    return [bench.passes[-1].answers[ask.name] for ask in asks]
+
+
+def every_kind_of_trouble(bench: Bench) -> None:
+    """For any model, in one engine: loads that take many steps, are aborted, and fail; requests that are preempted."""
+    asks = [Ask(f"p{index}", bench.prompt(520 + 37 * index), 16) for index in range(3)]
+    others = [Ask(f"other{index}", bench.prompt(470 + 13 * index), 16) for index in range(2)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    bench.run("again", asks)
+    bench.engine.forget()
+
+    bench.slow_down(SLOW_BYTES_PER_S)
+    aborted: list[str] = []
+
+    def abort(_progress: dict[str, int]) -> None:
+        for ask in asks:
+            if ask.name not in aborted and (not bench.with_tender or bench.engine.waits_for_load(ask.name)):
+                aborted.append(ask.name)
+                bench.engine.abort(ask.name)
+
+    bench.run("aborted", asks + others, abort)
+    bench.facts["aborted_loading"] = aborted
+    bench.slow_down(None)
+    bench.run("beside", others)
+    bench.engine.forget()
+    bench.run("after-abort", asks)
+    bench.engine.forget()
+
+    crowd = [Ask(f"c{index}", bench.prompt(100 + 13 * index), 190) for index in range(6)]
+    bench.run("crowd", crowd)
+    bench.engine.forget()
+    bench.run("crowd-again", crowd)
+    bench.engine.forget()
+
+    bench.slow_down(SLOW_BYTES_PER_S)
+
+    def kill(_progress: dict[str, int]) -> None:
+        if bench.daemon and "killed_pid" not in bench.facts and bench.engine.waits_for_load("p0"):
+            bench.facts["killed_pid"] = bench.daemon.pid
+            bench.daemon.kill()
+
+    bench.run("killed", asks + others, kill)
+    bench.engine.forget()
+    bench.run("without", asks)
 
 
 def preemption(bench: Bench) -> None:
@@ -251,6 +341,9 @@ SCENARIOS = {
     for scenario in (
         repeated_prompt,
         demo,
+        every_kind_of_hit,
+        drafts,
+        every_kind_of_trouble,
         multi_turn,
         shared_prefixes,
         chunked_prefill,

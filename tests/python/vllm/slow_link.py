@@ -1,4 +1,4 @@
-"""A TCP relay with a limited rate from the daemon to the client, so that a load takes many engine steps."""
+"""A TCP relay whose rate from the daemon to the client can be limited, so that a load takes many engine steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 _PIECE_BYTES = 32 * 1024
 
@@ -13,9 +14,10 @@ _PIECE_BYTES = 32 * 1024
 class SlowLink:
     """Listens on a free port of 127.0.0.1 and relays to `target_port` there."""
 
-    def __init__(self, target_port: int, bytes_per_s: int):
+    def __init__(self, target_port: int, bytes_per_s: int | None):
         self._target_port = target_port
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        """None: as fast as it goes. May be changed at any time."""
         self._listener = socket.create_server(("127.0.0.1", 0))
 
     def start(self) -> int:
@@ -32,14 +34,14 @@ class SlowLink:
                 # The daemon is down: to its client the connection then ends at once.
                 _cut(near)
                 continue
-            threading.Thread(target=_relay, args=(near, far, None), daemon=True).start()
-            threading.Thread(target=_relay, args=(far, near, self._bytes_per_s), daemon=True).start()
+            threading.Thread(target=_relay, args=(near, far, lambda: None), daemon=True).start()
+            threading.Thread(target=_relay, args=(far, near, lambda: self.bytes_per_s), daemon=True).start()
 
 
-def _relay(source: socket.socket, sink: socket.socket, bytes_per_s: int | None) -> None:
+def _relay(source: socket.socket, sink: socket.socket, rate: Callable[[], int | None]) -> None:
     try:
         while piece := source.recv(_PIECE_BYTES):
-            if bytes_per_s:
+            if bytes_per_s := rate():
                 time.sleep(len(piece) / bytes_per_s)
             sink.sendall(piece)
     except OSError:

@@ -43,7 +43,7 @@ class Spec:
     daemon_folder: str | None = None
     """Set: the scenario has a daemon of its own there, which it may kill and restart; it knows the address."""
     link_bytes_per_s: int | None = None
-    """Set: the scenario's own daemon is reached by TCP over a link that slow."""
+    """Set: the scenario's own daemon is reached by TCP over a link that slow; 0 for one that is not slow at first."""
     expects_daemon: bool = True
     """The engine waits for its daemon before the first pass, so that what is served does not hang on who was faster."""
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import assert_forgets, assert_same_answers, assert_served, run_both
-
-# A prompt of 640 tokens is about 1 MB of KV: a load then takes hundreds of engine steps.
-SLOW_BYTES_PER_S = 3_000_000
+from scenarios import SLOW_BYTES_PER_S
 
 
 def test_requests_aborted_while_decoding(spec, tmp_path: Path):

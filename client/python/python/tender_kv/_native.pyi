@@ -21,6 +21,14 @@ class RefusedError(TenderError):
     subject: str
     advice: str
 
+class ScaleFields(Protocol):
+    """Where an engine looks for the scales of a layer, see ScaleDesc of the Rust client."""
+
+    address: int
+    block_stride_bytes: int
+    axes: list[tuple[str, int, int]]
+    bytes: int
+
 class LayerFields(Protocol):
     """One layer's pages, see LayerDesc of the Rust client."""
 
@@ -33,6 +41,28 @@ class LayerFields(Protocol):
     block_stride_bytes: int
     axes: list[tuple[str, int, int]]
     cell_bytes: int
+    page_bytes: int
+    padding_bytes: int
+    scales: ScaleFields | None
+
+class ShardFields(Protocol):
+    """Which parts of a group's chunks a rank holds, see GroupShard and Writer of the Rust client."""
+
+    parts: int
+    first: int
+    count: int
+    replica: int
+    replicas: int
+
+class GroupFields(Protocol):
+    """One layer group of a namespace. A window or a lookahead that there is not is 0."""
+
+    kind: str
+    tokens_per_block: int
+    blocks_per_chunk: int
+    window_tokens: int
+    lookahead_tokens: int
+    part_block_bytes: list[int]
 
 class IdentityFields(Protocol):
     """What a namespace is made from."""
@@ -44,9 +74,7 @@ class IdentityFields(Protocol):
     page_format: str
     layout_fingerprint: bytes
     tensor_parallel: int
-    tokens_per_block: int
-    blocks_per_chunk: int
-    part_block_bytes: list[int]
+    groups: list[GroupFields]
 
 class Fingerprint:
     """A BLAKE3 digest over tagged fields."""
@@ -60,8 +88,10 @@ class Fingerprint:
 class Layout:
     """Layers that passed the layout gate; keeps `owner`, whose memory they name."""
 
-    def __init__(self, layers: Sequence[LayerFields], pool_blocks: int, owner: Any) -> None: ...
-    def block_bytes(self, group: int) -> int: ...
+    def __init__(
+        self, layers: Sequence[LayerFields], pool_blocks: int, shards: Sequence[ShardFields], owner: Any
+    ) -> None: ...
+    def part_block_bytes(self, group: int) -> list[int]: ...
     @property
     def page_format(self) -> str: ...
     @property
@@ -84,7 +114,9 @@ class Scheduler:
     def allocated(self, id: str, blocks: Sequence[Sequence[int]], external_tokens: int) -> None: ...
     def step(
         self,
-        requests: Iterable[tuple[str, int, int, list[int], Sequence[Sequence[int]], bool]],
+        requests: Iterable[
+            tuple[str, int, int, list[int], Sequence[Sequence[int]], bool, Sequence[tuple[int, int, int]]]
+        ],
         preempted: list[str],
     ) -> bytes: ...
     def finished(
@@ -106,16 +138,21 @@ class Scheduler:
 class Worker:
     """One rank's half of a client."""
 
-    def __init__(self, client_config: str, descriptor: bytes, part: int, layout: Layout) -> None: ...
+    def __init__(self, client_config: str, descriptor: bytes, layout: Layout) -> None: ...
     def begin_step(self, plan: bytes) -> None: ...
     def end_step(self, plan: bytes) -> None: ...
-    def poll(self) -> list[tuple[str, list[int]]]: ...
+    def poll(self) -> list[tuple[str, list[int], bool]]: ...
     def flush(self, limit_seconds: float) -> bool: ...
     def counters_json(self) -> str: ...
     def shutdown(self) -> None: ...
 
 def describe(identity: IdentityFields) -> tuple[bytes, str]:
     """(descriptor as a message, namespace digest in hexadecimal)."""
+
+def chunk_blocks(
+    groups: Sequence[tuple[str, int]], *, tokens: int | None = None, blocks: int | None = None
+) -> list[int]:
+    """Blocks of a chunk for each group, given as (kind, tokens of a block)."""
 
 def plan_requests(plan: bytes) -> list[str]:
     """The requests that a plan loads for."""

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tender_kv import _native
 from tender_kv._native import ConfigError
 
-DEFAULT_TOKENS_PER_CHUNK = 256
-"""Large enough for a copy of some megabytes, small enough that a shared prompt of a page is found."""
-MAX_BLOCKS_PER_CHUNK = 64
-"""A chunk's coverage is one 64-bit word."""
-
-_PLAN_KEYS = ("prompt_only", "max_store_tokens")
+_PLAN_KEYS = ("prompt_only", "max_store_tokens", "complete_chunks_only", "store_after_requests", "reuse_for")
 _OWN_KEYS = ("address", "arena_bytes", "tokens_per_chunk", "blocks_per_chunk", *_PLAN_KEYS)
 # Set by the connector: a user who gave them would be surprised either way.
 _HIDDEN_KEYS = ("client_name",)
@@ -70,25 +65,12 @@ class Settings:
         _native.check_config(client, settings.plan_json())
         return settings
 
-    def chunk_blocks(self, tokens_per_block: int) -> int:
-        """Blocks of a chunk, for a model whose blocks have this many tokens."""
-        if self.blocks_per_chunk:
-            blocks = self.blocks_per_chunk
-        elif self.tokens_per_chunk:
-            blocks, rest = divmod(self.tokens_per_chunk, tokens_per_block)
-            if rest or not blocks:
-                raise ConfigError(
-                    f"kv_connector_extra_config: 'tokens_per_chunk' = {self.tokens_per_chunk} is not a multiple of the "
-                    f"engine's block of {tokens_per_block} tokens"
-                )
-        else:
-            return max(1, min(MAX_BLOCKS_PER_CHUNK, DEFAULT_TOKENS_PER_CHUNK // tokens_per_block))
-        if blocks > MAX_BLOCKS_PER_CHUNK:
-            raise ConfigError(
-                f"kv_connector_extra_config: a chunk of {blocks} blocks of {tokens_per_block} tokens is too large; "
-                f"{MAX_BLOCKS_PER_CHUNK} blocks are the most"
-            )
-        return blocks
+    def chunk_blocks(self, groups: Iterable[tuple[str, int]]) -> list[int]:
+        """Blocks of a chunk in each group, given as its kind and the tokens of its blocks."""
+        try:
+            return _native.chunk_blocks(list(groups), tokens=self.tokens_per_chunk, blocks=self.blocks_per_chunk)
+        except ConfigError as no:
+            raise ConfigError(f"kv_connector_extra_config: {no}") from None
 
     def client_json(self, address: str, name: str) -> str:
         """The client's configuration, for a daemon at `address`."""

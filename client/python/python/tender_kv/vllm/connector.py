@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorRole,
+    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.logger import init_logger
@@ -20,7 +21,9 @@ from tender_kv import _native
 from tender_kv._native import ConfigError
 from tender_kv.vllm import embedded
 from tender_kv.vllm.config import Settings
+from tender_kv.vllm.groups import cached_groups
 from tender_kv.vllm.guard import hook, nothing
+from tender_kv.vllm.kinds import Group, Unsupported
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
 from tender_kv.vllm.scheduler import SchedulerSide
 from tender_kv.vllm.worker import WorkerSide
@@ -49,18 +52,16 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig):
         super().__init__(vllm_config, role, kv_cache_config)
         self.broken: str | None = None
+        self._refusal = "the worker's side could not be started"
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._engine_id: str | None = None
         self._daemon: embedded.PrivateDaemon | None = None
+        self._summed_up = False
         transfer = vllm_config.kv_transfer_config
         settings = Settings.parse(transfer.kv_connector_extra_config or {})
         if transfer.kv_role != _ROLE:
             raise ConfigError(f"kv_role: Tender stores and loads; set it to '{_ROLE}', not '{transfer.kv_role}'")
-        groups = kv_cache_config.kv_cache_groups
-        tokens_per_block = groups[0].kv_cache_spec.block_size if groups else vllm_config.cache_config.block_size
-        if len(groups) == 1:
-            settings.chunk_blocks(tokens_per_block)
         if role is KVConnectorRole.SCHEDULER and transfer.kv_load_failure_policy != _POLICY:
             logger.warning(
                 'A request fails if Tender loses chunks while they load. Set "kv_load_failure_policy": "%s" in '
@@ -68,11 +69,20 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
                 _POLICY,
             )
         try:
-            self._start(settings, role, tokens_per_block)
+            groups = cached_groups(vllm_config, kv_cache_config)
+        except Unsupported as no:
+            # Each process says it once; whoever reads one process's log reads why.
+            self._refusal = str(no)
+            logger.warning("Tender is off: %s", no)
+            return
+        settings.chunk_blocks((group.kind, group.tokens_per_block) for group in groups)
+        try:
+            self._start(settings, role, groups)
         except (embedded.NoDaemon, OSError, _native.TenderError) as no:
+            self._refusal = str(no)
             logger.warning("Tender is off: %s", no)
 
-    def _start(self, settings: Settings, role: KVConnectorRole, tokens_per_block: int) -> None:
+    def _start(self, settings: Settings, role: KVConnectorRole, groups: list[Group]) -> None:
         engine_id = self._kv_transfer_config.engine_id or str(os.getpid())
         name = f"vllm {role.name.lower()} {engine_id}"
 
@@ -85,7 +95,7 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
             return self._daemon.address
 
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, find_daemon(), name, tokens_per_block)
+            self._scheduler = SchedulerSide(settings, find_daemon(), name, groups)
         else:
             self._worker = WorkerSide(self._vllm_config, self._kv_cache_config, settings, find_daemon, name)
 
@@ -110,7 +120,7 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
     @hook(lambda self: TenderHandshake(refusal=f"a fault in {self.broken}"))
     def get_handshake_metadata(self) -> TenderHandshake:
         if self._worker is None:
-            return TenderHandshake(refusal="the worker's side could not be started")
+            return TenderHandshake(refusal=self._refusal)
         return self._worker.handshake()
 
     # The engine calls `handle_preemptions` first of all that a step does; one that does not binds the metadata first.
@@ -140,21 +150,30 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.end(self._get_connector_metadata())
 
     @hook(lambda self, _ids: self._loads_given_up())
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        return self._loads_over()
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, (self._worker.poll() or None) if self._worker is not None else None
+        """For engines that do not ask for `get_transfer_results`."""
+        return None, self.get_transfer_results(finished_req_ids).finished_recving or None
 
-    def _loads_given_up(self) -> tuple[None, set[str] | None]:
-        """After a fault: what the engine still waits for, steps planned before it heard of the fault included."""
+    def _loads_over(self) -> KVConnectorTransferResults:
         if self._worker is None:
-            return None, None
-        if self.has_connector_metadata():
-            self._worker.adopt(self._get_connector_metadata())
-        self._worker.give_up()
-        return None, self._worker.poll() or None
+            return KVConnectorTransferResults()
+        over, failed = self._worker.poll()
+        return KVConnectorTransferResults(finished_recving=over, failed_recving=failed)
 
-    @hook(lambda self: self._worker.take_failed() if self._worker is not None else set())
+    def _loads_given_up(self) -> KVConnectorTransferResults:
+        """After a fault: what the engine still waits for, steps planned before it heard of the fault included."""
+        if self._worker is not None:
+            if self.has_connector_metadata():
+                self._worker.adopt(self._get_connector_metadata())
+            self._worker.give_up()
+        return self._loads_over()
+
+    @hook(lambda self: self._worker.take_failed_blocks() if self._worker is not None else set())
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._worker.take_failed() if self._worker is not None else set()
+        return self._worker.take_failed_blocks() if self._worker is not None else set()
 
     # What the scheduler calls.
 
@@ -227,7 +246,8 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             if self._worker is not None:
                 self._worker.finish_stores()
-            if side is not None:
+            if side is not None and not self._summed_up:
+                self._summed_up = True
                 logger.info("Tender, %s: %s", self.role.name.lower(), _summary(side.counters()))
                 side.shutdown()
         except Exception:

@@ -14,8 +14,8 @@ class TenderMetadata(KVConnectorMetadata):
     plan: bytes = b""
     """A step plan of the native client; empty when there is nothing to move."""
     loads: dict[str, list[int]] = field(default_factory=dict)
-    """Requests that wait for a load which begins in this step, and the blocks that they wait for. Each is reported
-    once, whatever becomes of it: the engine would wait for ever."""
+    """Requests that wait for a load which begins in this step, and the blocks that they wait for; none where loads fail
+    as a whole. Each is reported once, whatever becomes of it: the engine would wait for ever."""
 
 
 @dataclass

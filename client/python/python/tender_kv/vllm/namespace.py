@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_cache_interface import iter_layer_specs
-
 from tender_kv._native import Fingerprint
+from tender_kv.vllm.kinds import Group
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 # Where a model was found and by which library its config was written do not change a byte of its cache.
@@ -41,24 +40,69 @@ class Naming:
     quantisation: str
 
 
-def name(config: VllmConfig, group_spec: KVCacheSpec) -> Naming:
+def name(config: VllmConfig, groups: list[Group]) -> Naming:
     """Raises Undeterminable."""
     cache, model = config.cache_config, config.model_config
     if getattr(cache, "calculate_kv_scales", False):
         raise Undeterminable(
             "calculate_kv_scales derives the cache's scales from the first batch, so its bytes differ from run to run"
         )
-    specs = list(iter_layer_specs(group_spec))
-    if len({(str(spec.dtype), spec.kv_quant_mode, spec.block_size) for spec in specs}) != 1:
-        raise Undeterminable("the layers of its KV cache group store their values in different ways")
-    spec = specs[0]
-    dtype = str(spec.dtype).removeprefix("torch.")
+    weights = _weights(config, model)
+    if any(group.lookahead_tokens for group in groups):
+        weights = f"{weights}, draft {_draft(config)}"
     return Naming(
         model=model.model,
-        weights=_weights(config, model),
-        kv_dtype=dtype if cache.cache_dtype == "auto" else f"{cache.cache_dtype} as {dtype}",
-        quantisation=spec.kv_quant_mode.name.lower(),
+        weights=weights,
+        kv_dtype=_by_layer(groups, lambda spec: _stored_as(cache.cache_dtype, spec)),
+        quantisation=_by_layer(groups, _quantisation),
     )
+
+
+def _by_layer(groups: list[Group], say: Callable[[Any], str]) -> str:
+    """What `say` says of each layer's description: once if it is the same for all, else by group, and for groups that
+    mix them as a digest that knows which layer has which."""
+    told = [[say(spec) for spec in group.layers.values()] for group in groups]
+    once = []
+    for layers in told:
+        kinds = list(dict.fromkeys(layers))
+        if len(kinds) > 1:
+            digest = Fingerprint("values by layer")
+            for index, value in enumerate(layers):
+                digest.field(str(index), value.encode())
+            kinds = [f"{' and '.join(kinds)} ({digest.digest().hex()[:16]})"]
+        once.append(kinds[0])
+    return once[0] if len(set(once)) == 1 else "; ".join(f"{index}: {value}" for index, value in enumerate(once))
+
+
+def _stored_as(cache_dtype: str, spec: Any) -> str:
+    """The values of one layer: of its cells, or of each tensor of its recurrent state."""
+    if (shapes := getattr(spec, "shapes", None)) is not None:
+        tensors = zip(shapes, spec.dtypes, strict=True)
+        states = " ".join(f"{_dtype(dtype)}{list(shape)}".replace(" ", "") for shape, dtype in tensors)
+        return f"{spec.mamba_type.name.lower()} {states}"
+    # Layers that are left out of the cache's quantisation have the model's type.
+    quantised = cache_dtype != "auto" and spec.kv_quant_mode.value != 0
+    stored = f"{cache_dtype} as {_dtype(spec.dtype)}" if quantised else _dtype(spec.dtype)
+    return stored if spec.tokens_per_state == 1 else f"{stored}, {spec.tokens_per_state} tokens a state"
+
+
+def _quantisation(spec: Any) -> str:
+    mode = getattr(spec, "kv_quant_mode", None)
+    return "none" if mode is None else mode.name.lower()
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _draft(config: VllmConfig) -> str:
+    """The draft model's weights, and how it is used."""
+    speculation = config.speculative_config
+    use = f"{speculation.method} of {speculation.num_speculative_tokens}"
+    draft = speculation.draft_model_config
+    if draft is None:
+        raise Undeterminable(f"nothing says which weights the draft layers of {speculation.method} speculation have")
+    return f"{use}, {_weights(config, draft)}"
 
 
 def _weights(config: VllmConfig, model: ModelConfig) -> str:

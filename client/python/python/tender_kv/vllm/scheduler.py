@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from vllm.v1.request import RequestStatus
 from tender_kv import _native
 from tender_kv.vllm.config import Settings
 from tender_kv.vllm.inputs import InputNames, Unnamed
+from tender_kv.vllm.kinds import Group, load_fails_as_a_whole
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
 
 if TYPE_CHECKING:
@@ -45,10 +47,12 @@ class _Tracked:
 class SchedulerSide:
     """One engine's scheduler."""
 
-    def __init__(self, settings: Settings, address: str, name: str, tokens_per_block: int):
+    def __init__(self, settings: Settings, address: str, name: str, groups: list[Group]):
         self._native = _native.Scheduler(settings.client_json(address, name), settings.plan_json())
         self._names = InputNames()
-        self._tokens_per_block = tokens_per_block
+        self._groups = groups
+        self._group_of = {group.engine_id: index for index, group in enumerate(groups)}
+        self._fails_as_a_whole = load_fails_as_a_whole(groups)
         self._tracked: dict[str, _Tracked] = {}
         self._loads: dict[str, list[int]] = {}
         self._logged_kinds: set[str] = set()
@@ -97,49 +101,70 @@ class SchedulerSide:
         tracked = self._tracked.get(request_id)
         if tracked is None:
             return
-        tables = blocks.get_block_ids()
         if external_tokens:
-            first = tracked.computed // self._tokens_per_block
-            last = (tracked.computed + external_tokens) // self._tokens_per_block
             # First of all: from here on the engine waits for this load, whatever happens below.
-            self._loads[request_id] = list(tables[0][first:last])
+            self._loads[request_id] = []
             tracked.loaded_in = request.num_preemptions
-        self._native.allocated(request_id, tables, external_tokens)
+        tables = blocks.get_block_ids()
+        if external_tokens and not self._fails_as_a_whole:
+            tokens_per_block = self._groups[0].tokens_per_block
+            first = tracked.computed // tokens_per_block
+            self._loads[request_id] = tables[0][first : (tracked.computed + external_tokens) // tokens_per_block]
+        self._native.allocated(request_id, self._tables(tables), external_tokens)
 
     def step(self, output: SchedulerOutput) -> TenderMetadata:
         """One native call for all of a step."""
-        scheduled = output.num_scheduled_tokens
+        scheduled, states = output.num_scheduled_tokens, self._states(output)
         rows = []
+
+        def add(request_id: str, computed: int, blocks: Any, replace: bool) -> None:
+            tracked = self._tracked.get(request_id)
+            if tracked is not None:
+                tables = self._tables(blocks) if blocks else ()
+                rows.append(
+                    (
+                        request_id,
+                        computed,
+                        scheduled.get(request_id, 0),
+                        _new_tokens(tracked),
+                        tables,
+                        replace,
+                        states.get(request_id, ()),
+                    )
+                )
+
         for new in output.scheduled_new_reqs:
-            row = self._row(new.req_id, new.num_computed_tokens, scheduled, new.block_ids, True)
-            if row is not None:
-                rows.append(row)
+            add(new.req_id, new.num_computed_tokens, new.block_ids, True)
         cached = output.scheduled_cached_reqs
         for request_id, computed, blocks in zip(
             cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
         ):
-            resumed = request_id in cached.resumed_req_ids
-            row = self._row(request_id, computed, scheduled, blocks or (), resumed)
-            if row is not None:
-                rows.append(row)
+            add(request_id, computed, blocks, request_id in cached.resumed_req_ids)
         plan = self._native.step(rows, list(output.preempted_req_ids or ()))
         return self.take_step(plan)
+
+    def _tables(self, blocks: Sequence[list[int]]) -> list[list[int]]:
+        """Block tables of the groups that are cached, in their order."""
+        return [blocks[group.engine_id] for group in self._groups]
+
+    def _states(self, output: SchedulerOutput) -> dict[str, list[tuple[int, int, int]]]:
+        """Recurrent states by request: group, block, tokens seen. Each is good until the end of this step's pass."""
+        told = output.kv_connector_block_state
+        if told is None:
+            return {}
+        return {
+            request_id: [
+                (self._group_of[group], block, boundary)
+                for group, block, boundary in handoffs
+                if group in self._group_of
+            ]
+            for request_id, handoffs in told.boundary_state_offloads.items()
+        }
 
     def take_step(self, plan: bytes = b"") -> TenderMetadata:
         """A step's metadata. Without a plan, the workers report the loads of the step as failed."""
         loads, self._loads = self._loads, {}
         return TenderMetadata(plan, loads)
-
-    def _row(self, request_id: str, computed: int, scheduled: dict[str, int], blocks: Any, replace: bool):
-        tracked = self._tracked.get(request_id)
-        if tracked is None:
-            return None
-        # Tokens that were sampled, and only those: drafts and the placeholders of asynchronous scheduling are kept
-        # elsewhere by the engine.
-        known = tracked.request.num_tokens
-        new_tokens = tracked.request.all_token_ids[tracked.given : known] if known > tracked.given else []
-        tracked.given = known
-        return request_id, computed, scheduled.get(request_id, 0), new_tokens, blocks, replace
 
     def loads_over(self, output: KVConnectorOutput) -> None:
         if output.finished_recving:
@@ -156,7 +181,7 @@ class SchedulerSide:
             # Steps that still run are counted as computed by the engine already.
             computed_tokens=max(0, request.num_computed_tokens - request.num_in_flight_tokens),
             aborted=request.status not in _RAN_TO_ITS_END,
-            blocks=blocks,
+            blocks=self._tables(blocks),
             tail_tokens=request.all_token_ids[tracked.given :],
         )
 
@@ -168,3 +193,12 @@ class SchedulerSide:
 
     def shutdown(self) -> None:
         self._native.shutdown()
+
+
+def _new_tokens(tracked: _Tracked) -> list[int]:
+    """Tokens that were sampled and not given yet, and only those: drafts and the placeholders of asynchronous
+    scheduling are kept elsewhere by the engine."""
+    known = tracked.request.num_tokens
+    tokens = tracked.request.all_token_ids[tracked.given : known] if known > tracked.given else []
+    tracked.given = known
+    return tokens

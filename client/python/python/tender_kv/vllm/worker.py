@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import KVCacheSpecKind, KVQuantMode, get_kv_cache_spec_kind, iter_layer_specs
 
 from tender_kv import _native
-from tender_kv.vllm import namespace, tensors
+from tender_kv.vllm import namespace, parts, tensors
 from tender_kv.vllm.config import Settings
 from tender_kv.vllm.embedded import NoDaemon
+from tender_kv.vllm.groups import cached_groups
+from tender_kv.vllm.kinds import Unsupported, in_words, load_fails_as_a_whole
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = init_logger("vllm.tender_kv.worker")
 
-_QUANT_MODES = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 # How long the end of an engine waits for its last stores.
 _LAST_STORES_LIMIT_S = 3.0
-# Kinds of speculation whose draft model has no KV cache.
-_DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
-
-
-def supported_group(config: VllmConfig, cache: KVCacheConfig) -> KVCacheGroupSpec:
-    """The model's one full-attention group. Raises Unsupported."""
-    parallel, speculative = config.parallel_config, config.speculative_config
-    for what, ranks in (
-        ("pipeline parallelism", parallel.pipeline_parallel_size),
-        ("decode context parallelism", parallel.decode_context_parallel_size),
-        ("prefill context parallelism", parallel.prefill_context_parallel_size),
-    ):
-        if ranks > 1:
-            raise tensors.Unsupported(f"{what} is not supported yet")
-    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_CACHE:
-        raise tensors.Unsupported(f"the draft model of {speculative.method} speculation is not supported yet")
-    kinds = [get_kv_cache_spec_kind(group.kv_cache_spec).value for group in cache.kv_cache_groups]
-    if kinds != [KVCacheSpecKind.FULL_ATTENTION.value]:
-        found = ", ".join(kinds) or "none"
-        raise tensors.Unsupported(f"only models with one full-attention KV cache group are supported yet, not {found}")
-    (group,) = cache.kv_cache_groups
-    if group.is_eagle_group or group.host_resident or not group.enable_kv_transfer:
-        raise tensors.Unsupported(
-            "a KV cache of draft layers, or one that the engine keeps elsewhere, is not supported"
-        )
-    for spec in iter_layer_specs(group.kv_cache_spec):
-        if spec.non_causal:
-            raise tensors.Unsupported("a layer sees later tokens too, so a prefix does not decide its KV cache")
-        if spec.kv_quant_mode not in _QUANT_MODES:
-            raise tensors.Unsupported(f"the KV cache quantisation {spec.kv_quant_mode.name} is not supported yet")
-    return group
 
 
 class WorkerSide:
@@ -78,7 +48,9 @@ class WorkerSide:
         self._begun: TenderMetadata | None = None
         self._waiting: dict[str, list[int]] = {}
         self._over: set[str] = set()
-        self._failed: set[int] = set()
+        self._failed: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self._fails_as_a_whole = True
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """The engine's tensors. What cannot be cached is said in one warning, and the engine runs without."""
@@ -87,38 +59,43 @@ class WorkerSide:
             self._native = None
         try:
             self._register(kv_caches)
-        except (tensors.Unsupported, namespace.Undeterminable, NoDaemon, OSError, _native.TenderError) as no:
+        except (Unsupported, namespace.Undeterminable, NoDaemon, OSError, _native.TenderError) as no:
             logger.warning("Tender is off: %s", no)
             self._handshake = TenderHandshake(refusal=str(no))
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        group = supported_group(self._config, self._cache)
-        described = tensors.describe(kv_caches, group.layer_names, self._cache.num_blocks)
-        layout = _native.Layout(described, self._cache.num_blocks, list(kv_caches.values()))
-        naming = namespace.name(self._config, group.kv_cache_spec)
-        parallel = self._config.parallel_config
+        groups = cached_groups(self._config, self._cache)
+        described = tensors.describe(kv_caches, groups, self._cache.num_blocks)
+        ranks = parts.of_rank(self._config, groups)
+        layout = _native.Layout(described, self._cache.num_blocks, ranks.shards, list(kv_caches.values()))
+        chunk_blocks = self._settings.chunk_blocks((group.kind, group.tokens_per_block) for group in groups)
         identity = Identity(
-            naming,
+            **asdict(namespace.name(self._config, groups)),
             page_format=layout.page_format,
             layout_fingerprint=layout.fingerprint,
-            tensor_parallel=parallel.tensor_parallel_size,
-            tokens_per_block=group.kv_cache_spec.block_size,
-            blocks_per_chunk=self._settings.chunk_blocks(group.kv_cache_spec.block_size),
-            # All ranks have equal shares of a full-attention layer; a rank that has not is found by the scheduler,
-            # whose workers then describe different things.
-            part_block_bytes=[layout.block_bytes(0)] * parallel.tensor_parallel_size,
+            tensor_parallel=ranks.tensor_parallel,
+            groups=[
+                GroupIdentity(
+                    kind=group.kind,
+                    tokens_per_block=group.tokens_per_block,
+                    blocks_per_chunk=chunk_blocks[index],
+                    window_tokens=group.window_tokens,
+                    lookahead_tokens=group.lookahead_tokens,
+                    # All ranks have equal shares of a layer; a rank that has not is found by the scheduler, whose
+                    # workers then describe different things.
+                    part_block_bytes=layout.part_block_bytes(index),
+                )
+                for index, group in enumerate(groups)
+            ],
         )
         descriptor, digest = _native.describe(identity)
-        part = parallel.rank % parallel.tensor_parallel_size
-        self._native = _native.Worker(
-            self._settings.client_json(self._find_daemon(), self._name), descriptor, part, layout
-        )
+        self._native = _native.Worker(self._settings.client_json(self._find_daemon(), self._name), descriptor, layout)
+        self._fails_as_a_whole = load_fails_as_a_whole(groups)
         self._handshake = TenderHandshake(descriptor=descriptor)
         logger.info(
-            "Tender caches %d layers in chunks of %d x %d tokens, namespace %s",
-            len(described),
-            identity.blocks_per_chunk,
-            identity.tokens_per_block,
+            "Tender caches %s, %s blocks a chunk, in namespace %s",
+            in_words(groups),
+            "/".join(str(blocks) for blocks in chunk_blocks),
             digest[:16],
         )
 
@@ -145,19 +122,30 @@ class WorkerSide:
         if self._native is not None and metadata.plan:
             self._native.end_step(metadata.plan)
 
-    def poll(self) -> set[str]:
-        """Requests whose loads are over. Blocks that failed are told by `take_failed` from now on."""
+    def poll(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads are over, and those of them that failed as a whole. Blocks of the other failures are
+        told by `take_failed_blocks` from now on."""
         if self._native is not None and self._waiting:
-            for request_id, failed in self._native.poll():
+            for request_id, blocks, failed in self._native.poll():
                 if self._waiting.pop(request_id, None) is not None:
                     self._over.add(request_id)
-                    self._failed.update(failed)
+                    self._note_failure(request_id, blocks, failed)
         over, self._over = self._over, set()
-        return over
-
-    def take_failed(self) -> set[int]:
         failed, self._failed = self._failed, set()
-        return failed
+        return over, failed
+
+    def take_failed_blocks(self) -> set[int]:
+        blocks, self._failed_blocks = self._failed_blocks, set()
+        return blocks
+
+    def _note_failure(self, request_id: str, blocks: Iterable[int], failed: bool) -> None:
+        """The engine goes on from the first block that failed where every block stands for itself. Where none does, it
+        computes the request from its start: block ids say nothing there, since groups have ids of one pool and an
+        engine cannot go on from the middle of a window."""
+        if not self._fails_as_a_whole:
+            self._failed_blocks.update(blocks)
+        elif failed or blocks:
+            self._failed.add(request_id)
 
     def adopt(self, metadata: TenderMetadata) -> None:
         """Takes over what a step's loads are waited for, without beginning them."""
@@ -170,12 +158,12 @@ class WorkerSide:
         self.shutdown()
         self._fail(self._waiting.keys())
 
-    def _fail(self, request_ids) -> None:
+    def _fail(self, request_ids: Iterable[str]) -> None:
         for request_id in list(request_ids):
             blocks = self._waiting.pop(request_id, None)
             if blocks is not None:
                 self._over.add(request_id)
-                self._failed.update(blocks)
+                self._note_failure(request_id, blocks, failed=True)
 
     def flush(self, limit_s: float) -> bool:
         return self._native is None or self._native.flush(limit_s)
@@ -194,15 +182,27 @@ class WorkerSide:
             logger.info("Tender gave up the last stores after %.0f s", _LAST_STORES_LIMIT_S)
 
 
-class Identity:
-    """A namespace's identity with the attributes that the native `describe` reads."""
+@dataclass(frozen=True)
+class GroupIdentity:
+    """One group of a namespace, as the native `describe` reads it."""
 
-    def __init__(self, naming: namespace.Naming, **rest: Any):
-        self.model, self.weights = naming.model, naming.weights
-        self.kv_dtype, self.quantisation = naming.kv_dtype, naming.quantisation
-        self.page_format = rest["page_format"]
-        self.layout_fingerprint = rest["layout_fingerprint"]
-        self.tensor_parallel = rest["tensor_parallel"]
-        self.tokens_per_block = rest["tokens_per_block"]
-        self.blocks_per_chunk = rest["blocks_per_chunk"]
-        self.part_block_bytes = rest["part_block_bytes"]
+    kind: str
+    tokens_per_block: int
+    blocks_per_chunk: int
+    window_tokens: int
+    lookahead_tokens: int
+    part_block_bytes: list[int]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A namespace, as the native `describe` reads it."""
+
+    model: str
+    weights: str
+    kv_dtype: str
+    quantisation: str
+    page_format: str
+    layout_fingerprint: bytes
+    tensor_parallel: int
+    groups: list[GroupIdentity]
