@@ -74,7 +74,7 @@ pub struct PlanCounters {
     pub load_tokens: u64,
     /// Loads the engine allocated for and that do not fit what was promised or its block table.
     pub loads_refused: u64,
-    /// Loads dropped before they were handed out, because their request was aborted, preempted or replaced.
+    /// Loads dropped before they were handed out, because their request was aborted or replaced.
     pub loads_dropped: u64,
     /// Loads after which the engine computed from an earlier token than they end at.
     pub loads_failed: u64,

@@ -166,12 +166,15 @@ impl Planner {
     /// The plan of a step that was just scheduled.
     pub fn step(&mut self, step: StepInput) -> StepPlan {
         for id in &step.preempted {
-            if let Some(request) = self.requests.get_mut(id) {
-                request.lose_blocks();
-                self.drop_queued_load(id);
-            } else {
+            let Some(request) = self.requests.get_mut(id) else {
                 self.counters.unknown_requests += 1;
-            }
+                continue;
+            };
+            // It lost its blocks between two steps (when an engine resets its cache) or at the start of this one. A load
+            // that waits here is into blocks it was given since: the engine waits for it.
+            let loading = request.loading.filter(|_| self.queued_loads.iter().any(|job| job.request == *id));
+            request.lose_blocks();
+            request.loading = loading;
         }
         let mut stores_after = Vec::new();
         for scheduled in step.requests {

@@ -358,6 +358,21 @@ fn a_failed_load_is_stored_again_and_not_promised_again() {
 }
 
 #[test]
+fn a_request_preempted_between_two_steps_keeps_the_load_of_its_new_blocks() {
+    let mut planner = with_request(100);
+    planner.step(step("a", 0, 20, tokens(100), replace(1..=2)));
+    // The engine takes its blocks, admits it again with a hit, and tells of both in one step.
+    planner.lookup_keys("a", &tokens(100));
+    assert_eq!(planner.hit_tokens("a", &[ready(2); 3], 100, 0), 96);
+    planner.allocated("a", &[(11..=17).collect()], 96);
+    let plan = planner.step(StepInput { requests: vec![], preempted: vec!["a".into()] });
+    assert_eq!((plan.loads.len(), planner.counters().loads_dropped), (1, 0));
+    // The load went well.
+    planner.step(step("a", 96, 4, vec![], replace(11..=17)));
+    assert_eq!(planner.counters().loads_failed, 0);
+}
+
+#[test]
 fn a_resumed_request_goes_on_with_its_new_table() {
     let mut planner = with_request(64);
     let plan = planner.step(step("a", 0, 33, tokens(64), replace(1..=4)));
