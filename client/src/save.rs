@@ -60,6 +60,10 @@ impl Saver {
         let session = self.client.session(self.namespace).map_err(Skip::Refused)?;
         let transport = session.transport.as_ref().ok_or(Skip::Refused(Reason::Unsupported))?;
         let group = self.descriptor.group_of(job.chunk).map_err(|no| Skip::Refused(no.reason))?;
+        // The copy sees a block list and a mask that agree; that both are of this group's chunks is known here.
+        if job.coverage.blocks() != group.blocks_per_chunk {
+            return Err(Skip::BadBlocks);
+        }
         let bytes = group.part_bytes(self.part, job.coverage).map_err(|no| Skip::Refused(no.reason))?;
         if bytes > session.limits.max_part_bytes {
             return Err(Skip::TooLarge);

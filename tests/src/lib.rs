@@ -5,6 +5,7 @@
 //!   process (so that it can be killed); and other clients as child processes.
 //! * [`raw`], [`attach`]: a client that says exactly what it is told, over gRPC and over shared memory.
 //! * [`model`]: an engine with paged memory on the real client, which checks every slot attention would read.
+//! * [`mixed`]: an engine of several groups and ranks that does exactly what a test says.
 //! * [`oracle`]: engines of every kind, drawn from a seed, driven through random schedules.
 //! * [`proxy`]: a network that breaks on demand.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
@@ -15,6 +16,7 @@ pub mod conserve;
 pub mod daemon;
 pub mod fixture;
 pub mod keys;
+pub mod mixed;
 pub mod model;
 pub mod oracle;
 pub mod pattern;

@@ -2,12 +2,21 @@
 //! counter.
 #![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use tender_client::layout::{LayerDesc, prove};
+use tender_client::{ClientError, TransportChoice, WorkerSide};
 use tender_daemon::engine::Audit;
 use tender_proto::limits::{MAX_BATCH_CHUNKS, PROTOCOL_VERSION};
-use tender_proto::{Coverage, Descriptor, PartIndex, Reason, v1};
+use tender_proto::{Coverage, Descriptor, GroupIndex, PartIndex, Reason, v1};
 use tender_tests::attach::{Attachment, attach, attach_blocking, commit_item};
 use tender_tests::daemon::{Daemon, Setup, http_get};
+use tender_tests::mixed::{Mixed, full, scheduled, sliding, tokens};
+use tender_tests::oracle::groups::TensorShape;
+use tender_tests::oracle::memory::Memory;
+use tender_tests::oracle::place::Arrangement;
+use tender_tests::oracle::truth::Truth;
 use tender_tests::raw::{Ask, RawSession, digest, get_item, item, raw_digest, reason, refused};
 use tender_tests::{conserve, fixture, pattern};
 
@@ -380,4 +389,180 @@ async fn batches_and_versions_past_the_limit() {
         assert_eq!(reason(answer), Reason::VersionMismatch);
     }
     scene.settle(&[(Reason::VersionMismatch, 2)]).await;
+}
+
+/// A descriptor of groups that cannot be is refused at the daemon's door, in words that name what is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_that_cannot_be_are_refused_by_what_is_wrong_with_them() {
+    let scene = Scene::new().await;
+    type Damage = fn(&mut v1::GroupDescriptor);
+    let damages: [(&str, Damage); 9] = [
+        ("a recurrent group with chunks of 2 blocks", |group| {
+            (group.kind, group.blocks_per_chunk) = (v1::GroupKind::Recurrent.into(), 2);
+        }),
+        ("a FullAttention group with window", |group| group.window_tokens = 128),
+        ("a Recurrent group with window", |group| {
+            (group.kind, group.window_tokens, group.blocks_per_chunk) =
+                (v1::GroupKind::Recurrent.into(), 128, 1);
+        }),
+        ("a SlidingWindow group with window None", |group| group.kind = v1::GroupKind::SlidingWindow.into()),
+        ("a ChunkedLocal group with window None", |group| group.kind = v1::GroupKind::ChunkedLocal.into()),
+        ("a group that looks 4294967295 tokens ahead", |group| group.lookahead_tokens = u32::MAX),
+        ("a group of 0 tokens per block", |group| group.tokens_per_block = 0),
+        ("a group of 0 parts", |group| group.part_block_bytes.clear()),
+        ("a block of 0 bytes", |group| group.part_block_bytes[0] = 0),
+    ];
+    let count = damages.len() as u64;
+    let namespaces = scene.daemon.engine().stats().namespaces.len();
+    for (words, damage) in damages {
+        let mut message = scene.descriptor.to_message();
+        damage(&mut message.groups[0]);
+        let digest = raw_digest(scene.descriptor.digest());
+        let refused = scene.session.register_raw(Some(message), digest, "").await.unwrap_err();
+        let refusal = tender_tests::raw::refusal(&refused);
+        assert_eq!(refusal.reason, Reason::Malformed, "{words}");
+        assert!(refusal.subject.contains(words), "{words}: {refusal:?}");
+    }
+    // A sound group under another descriptor's digest is no better.
+    let mut message = scene.descriptor.to_message();
+    message.groups[0].lookahead_tokens = 1;
+    let digest = raw_digest(scene.descriptor.digest());
+    let refused = scene.session.register_raw(Some(message), digest, "").await;
+    assert_eq!(reason(refused), Reason::NamespaceConflict);
+    assert_eq!(scene.daemon.engine().stats().namespaces.len(), namespaces);
+    scene.settle(&[(Reason::Malformed, count), (Reason::NamespaceConflict, 1)]).await;
+}
+
+/// Memory of two groups of two layers each, apart from each other, 8 blocks.
+fn two_groups() -> (Memory, Vec<LayerDesc>) {
+    let shape =
+        |name: &str| TensorShape { name: name.into(), heads: Some(2), slots: Some(4), cell_bytes: 16 };
+    let shapes = [vec![shape("full.0"), shape("full.1")], vec![shape("window.0"), shape("window.1")]];
+    let apart = Arrangement::Apart { orders: vec![0, 3], padding: 0, scales: false };
+    let memory = Memory::new(&shapes, vec![0, 0], &apart, 8);
+    let layers = memory.describe();
+    (memory, layers)
+}
+
+/// What a user reads about a description that cannot be believed: the layer's name, and both byte ranges where two
+/// things collide.
+#[test]
+fn a_description_that_cannot_be_believed_is_refused_by_name_and_ranges() {
+    let (_memory, good) = two_groups();
+    assert!(prove(good.clone(), 8).is_ok());
+    type Damage = fn(&mut Vec<LayerDesc>);
+    let damages: [(&str, &str, usize, Damage); 9] = [
+        ("layers over each other", "'full.1'", 4, |layers| layers[1].address = layers[0].address + 16),
+        ("a block over the next", "'full.0'", 4, |layers| layers[0].block_stride_bytes -= 16),
+        ("past the buffer", "'full.1'", 4, |layers| layers[1].address += 16),
+        ("a gap in the page", "'full.0'", 4, |layers| layers[0].page_bytes += 16),
+        ("more than the page", "'full.0'", 4, |layers| layers[0].padding_bytes += 16),
+        ("a name twice", "'full.0'", 0, |layers| layers[1].name = "full.0".into()),
+        ("an unknown group", "'window.1'", 0, |layers| layers[3].group = GroupIndex(7)),
+        ("fewer blocks than the pool", "'window.0'", 0, |layers| layers[2].blocks = 7),
+        ("groups over each other", "'", 4, |layers| {
+            // Group 1 takes group 0's memory with another stride: block 1 of one is block 3 of the other.
+            let (address, buffer) = (layers[0].address, layers[0].buffer);
+            for (number, layer) in (0..).zip(&mut layers[2..]) {
+                layer.buffer = buffer;
+                layer.address = address + number * 8 * 128;
+                layer.block_stride_bytes = 128;
+            }
+            let half = layers[0].axes[0].count / 2;
+            layers[2].axes[0].count = half;
+            layers[2].block_stride_bytes = 64;
+            (layers[2].page_bytes, layers[2].padding_bytes) = (64, 0);
+        }),
+    ];
+    for (what, name, numbers, damage) in damages {
+        let mut layers = good.clone();
+        damage(&mut layers);
+        let text = prove(layers, 8).expect_err(what).to_string();
+        assert!(text.starts_with("the layout of layer '") && text.contains(name), "{what}: {text}");
+        assert!(text.matches("0x").count() >= numbers, "{what}: {text}");
+    }
+}
+
+/// Sizes that disagree between a layout and the namespace are told when a worker starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_of_other_sizes_than_the_namespace_does_not_start() {
+    let daemon = Daemon::start(Setup::default()).await;
+    let config = daemon.client_config(TransportChoice::Auto);
+    let refused = tokio::task::spawn_blocking(move || {
+        let (memory, layers) = two_groups();
+        let layout = prove(layers, 8).unwrap();
+        let group = |bytes| fixture::group(4, 2, &[bytes]);
+        let descriptor = fixture::descriptor("other sizes", vec![group(256), group(255)]);
+        let refused =
+            WorkerSide::new(config, Arc::new(descriptor), fixture::PART, Arc::new(layout)).unwrap_err();
+        drop(memory);
+        refused
+    })
+    .await
+    .unwrap();
+    let ClientError::Refused(refusal) = &refused else { panic!("{refused:?}") };
+    assert_eq!(refusal.reason, Reason::WrongSize);
+    assert!(["group 1", "255", "256"].iter().all(|word| refused.to_string().contains(word)), "{refused}");
+}
+
+/// Block ids outside the pool, the null block, and block lists of another chunk's length: no byte moves, in either
+/// direction, and the step goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn plans_that_name_blocks_wrongly_move_nothing() {
+    let daemon = Daemon::start(Setup::default()).await;
+    let config = daemon.client_config(TransportChoice::Auto);
+    tokio::task::spawn_blocking(move || {
+        let engine = Mixed::new(&config, "bad blocks", &[full(16, 2), sliding(16, 2, 100)], 1);
+        let mut truth = Truth::new(1, &(0..80).collect::<Vec<_>>(), &[]);
+        let all = tokens(&mut truth, 66);
+        type Damage = fn(&mut Vec<u32>, &mut Coverage);
+        let damages: [(&str, Damage); 4] = [
+            ("past the pool", |blocks, _| blocks[1] = 64),
+            ("the last id there is", |blocks, _| blocks[0] = u32::MAX),
+            ("the null block", |blocks, _| blocks[1] = 0),
+            ("a list of another chunk", |blocks, coverage| {
+                blocks.push(9);
+                *coverage = Coverage::full(tender_proto::BlocksPerChunk::new(3).unwrap());
+            }),
+        ];
+        let worker = &engine.ranks[0].worker;
+        let table = vec![(1..=5).collect(), (11..=15).collect()];
+        for (what, damage) in &damages {
+            engine.arrive(what, 66);
+            let mut plan = engine.plan(vec![scheduled(what, 0, 66, all.clone(), &table)]);
+            assert_eq!(plan.stores_after.len(), 4, "{what}");
+            for job in &mut plan.stores_after {
+                damage(&mut job.blocks, &mut job.coverage);
+            }
+            engine.carry_out(&plan, || engine.pass(&mut truth, &table, 0..66));
+            engine.flush();
+            assert_eq!(worker.counters().stored_parts, 0, "{what}: {:?}", worker.counters());
+            engine.finish(what, 66, 0, &Vec::new(), true);
+            // The planner believes that it stored them, until a lookup says otherwise.
+            assert_eq!(engine.would_hit("asked", &all), 0, "{what}");
+        }
+        // All of them here, before a copy; none is left for the daemon to refuse.
+        let skipped = [("bad_blocks".to_owned(), 4 * damages.len() as u64)];
+        assert_eq!(worker.counters().stores_skipped, skipped.into(), "{:?}", worker.counters());
+        engine.store("good", &mut truth, 66, &table, &[]);
+        for (what, damage) in &damages {
+            engine.arrive(what, 66);
+            assert_eq!(engine.look(what, &all, 0), 64, "{what}");
+            let mut plan = engine.take(what, &vec![vec![21, 22, 23, 24], vec![31, 32, 33, 34]], 64);
+            for item in &mut plan.loads[0].items {
+                damage(&mut item.blocks, &mut item.needed);
+            }
+            engine.poison_all();
+            engine.carry_out(&plan, || ());
+            assert!(engine.await_load(what).remove(0).failed, "{what}");
+            for group in 0..2 {
+                assert!(engine.untouched(group, &(0..64).collect::<Vec<_>>()), "{what}: bytes moved");
+            }
+            engine.finish(what, 66, 0, &Vec::new(), true);
+        }
+        assert_eq!(worker.counters().panics, 0);
+    })
+    .await
+    .unwrap();
+    conserve::quiet(daemon.engine()).await;
 }

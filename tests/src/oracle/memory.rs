@@ -134,7 +134,7 @@ impl Memory {
 }
 
 /// Longest contiguous content of a slot.
-const MAX_CELL: usize = 128;
+const MAX_CELL: usize = 576;
 
 fn fill(cell: &mut [u8], fingerprint: u64) {
     for (word, bytes) in (0..).zip(cell.chunks_mut(8)) {
