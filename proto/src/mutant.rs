@@ -27,8 +27,8 @@ pub enum Mutant {
     NamedInputsLeftOut,
     /// Keys leave out images and the like.
     MediaLeftOut,
-    /// A state is taken from the running block, wherever the request stands, for the last boundary.
-    RunningState,
+    /// A state is stored for the boundary before its own.
+    StateBoundary,
     /// The last of several groups is not asked where a hit ends, and not loaded.
     GroupIgnored,
     /// A failed load is reported as good.

@@ -112,8 +112,8 @@ fn the_oracle_finds_the_mutant_media_left_out_of_the_key() {
 }
 
 #[test]
-fn the_oracle_finds_the_mutant_running_state() {
-    is_found(Mutant::RunningState, 0, has(GroupKind::Recurrent));
+fn the_oracle_finds_the_mutant_state_of_another_boundary() {
+    is_found(Mutant::StateBoundary, 0, has(GroupKind::Recurrent));
 }
 
 #[test]

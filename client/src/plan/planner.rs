@@ -12,7 +12,7 @@ use super::hit::{self, Answers, ChunkView};
 use super::memory::{Asked, Stored};
 use super::request::{Offer, Request, TokenRange};
 use super::step::{BlockUpdate, Finish, ScheduledRequest, StateHandoff, StepInput};
-use super::store::{Reach, Stores, running_states};
+use super::store::{Reach, Stores};
 use super::wire::{LoadJob, StepPlan, StoreJob};
 use super::{frontier, load};
 use crate::hash::RequestInputs;
@@ -298,12 +298,7 @@ impl Planner {
             jobs,
         };
         stores.chunks(request, Reach { frontier, ..reach });
-        let running = if active(Mutant::RunningState) {
-            running_states(&self.descriptor, request, frontier)
-        } else {
-            Vec::new()
-        };
-        stores.states(request, if running.is_empty() { states } else { &running }, frontier);
+        stores.states(request, states, frontier);
     }
 
     fn drop_queued_load(&mut self, id: &str) {

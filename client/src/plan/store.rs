@@ -101,7 +101,8 @@ impl Stores<'_> {
             && state.block != 0
             && state.boundary_tokens <= frontier
             && state.boundary_tokens.is_multiple_of(tokens_per_block);
-        let chunk = (state.boundary_tokens / tokens_per_block).checked_sub(1).filter(|_| good)?;
+        let ends = if active(Mutant::StateBoundary) { 2 } else { 1 };
+        let chunk = (state.boundary_tokens / tokens_per_block).checked_sub(ends).filter(|_| good)?;
         Some((request.chunk_id(usize::from(state.group), chunk)?, Coverage::full(group.blocks_per_chunk)))
     }
 
@@ -122,18 +123,6 @@ impl Stores<'_> {
         };
         *left_out += 1;
     }
-}
-
-/// A mistake: the running blocks' states, as if they were those of the last boundary.
-pub(super) fn running_states(descriptor: &Descriptor, request: &Request, frontier: u64) -> Vec<StateHandoff> {
-    let groups = (0..).zip(&descriptor.groups).zip(&request.groups);
-    let states = groups.filter(|((_, group), _)| group.kind == GroupKind::Recurrent);
-    states
-        .filter_map(|((group, spec), state)| {
-            let boundary_tokens = frontier - frontier % needs::tokens_per_block(spec);
-            Some(StateHandoff { group, block: *state.blocks.last()?, boundary_tokens })
-        })
-        .collect()
 }
 
 /// Draft layers write a slot from the tokens behind it, and again with every draft: they are a chunk behind while passes

@@ -14,9 +14,9 @@ use tender_proto::{Descriptor, GroupIndex, PartIndex};
 use super::memory::Memory;
 use super::pass::Step;
 use super::pool::Pool;
-use super::request::{Inputs, Live, Phase, Request};
+use super::request::{Inputs, Request};
 use super::scenario::Scenario;
-use super::truth::{Media, mix};
+use super::truth::mix;
 use super::{Failure, fail};
 use crate::fixture;
 
@@ -71,6 +71,8 @@ pub struct Engine {
     pub(super) reports: HashMap<String, Vec<LoadDone>>,
     pub(super) step: u32,
     pub(super) arrived: u32,
+    /// Tokens of requests that ended, for others to go on from.
+    pub(super) history: Vec<(Vec<u32>, Inputs)>,
     /// How often the weights changed.
     pub(super) weights: u64,
     /// So far.
@@ -120,6 +122,7 @@ impl Engine {
             reports: HashMap::new(),
             step: 0,
             arrived: 0,
+            history: Vec::new(),
             weights: 0,
             stats: Stats::default(),
         })
@@ -190,54 +193,6 @@ impl Engine {
     }
     pub(super) fn chance(&mut self, thousandths: u32) -> bool {
         thousandths > 0 && self.rng.random_range(0..1000) < thousandths
-    }
-
-    fn arrive(&mut self) {
-        self.arrived += 1;
-        // Few beginnings, cut and continued at random: prefixes are shared and hits end anywhere.
-        let family = self.rng.random_range(0..2u32);
-        let length = self.rng.random_range(1..=self.scenario.prompt_tokens);
-        let base = 1000 * (family + 1);
-        let own = self.rng.random_range(0..=length.min(12));
-        let mut tokens: Vec<u32> = (base..).take(length).collect();
-        for token in &mut tokens[length - own..] {
-            *token = self.rng.random_range(0..3);
-        }
-        let variant = self.rng.random_range(0..self.scenario.inputs);
-        let media = if self.rng.random_bool(0.2) && length > 20 {
-            let start = self.rng.random_range(0..length - 15);
-            let digest = [self.rng.random_range(1..3u8); 32];
-            vec![Media { start, tokens: self.rng.random_range(1..14), digest }]
-        } else {
-            Vec::new()
-        };
-        let limit = length + self.rng.random_range(1..=self.scenario.output_tokens);
-        let early = self.rng.random_range(1..=self.scenario.output_tokens);
-        let inputs = Inputs { variant, media };
-        let id = format!("e{}r{}", self.number, self.arrived);
-        self.side.new_request(&id, tokens.len() as u64, Ok(inputs.named()));
-        let live =
-            Live { truth: super::truth::Truth::new(0, &[], &[]), known: 0, computed: 0, settled: Vec::new() };
-        let mut request = Request {
-            id,
-            inputs,
-            prompt: tokens.len(),
-            limit,
-            stop: length + early,
-            tokens,
-            phase: Phase::Waiting,
-            admission: 0,
-            computed: 0,
-            placeholders: 0,
-            tables: vec![Vec::new(); self.scenario.groups.len()],
-            freed: Vec::new(),
-            cached: Vec::new(),
-            told_tokens: 0,
-            told_blocks: None,
-            live: Rc::new(live.into()),
-        };
-        request.restart(self.weights);
-        self.waiting.push_back(request);
     }
 
     fn abort_one(&mut self) {

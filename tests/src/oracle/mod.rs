@@ -6,6 +6,7 @@
 //! [`memory`]), the engine's scheduler ([`schedule`], [`tables`], [`pool`], [`update`]), its passes ([`pass`]), and what
 //! goes wrong on the way ([`world`]). A seed that fails is made smaller while it still fails ([`shrink`]).
 
+mod arrive;
 pub mod engine;
 pub mod groups;
 pub mod memory;

@@ -10,9 +10,6 @@ use super::groups::GroupSpec;
 use super::place::{Arrangement, ORDERS};
 use super::truth::mix;
 
-/// Whether models of all kinds are drawn.
-const MIXES: bool = true;
-
 /// One run, in full.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Scenario {
@@ -77,28 +74,21 @@ impl Scenario {
         let mut rng = StdRng::seed_from_u64(mix(seed, 1));
         let asynchronous = rng.random_bool(0.4);
         let mut drafts = if rng.random_bool(0.4) { rng.random_range(1..4usize) } else { 0 };
-        let mut groups = draw_groups(&mut rng, &mut drafts, asynchronous);
-        if !MIXES {
-            groups.truncate(1);
-            groups[0].kind = GroupKind::FullAttention;
-            groups[0].lookahead = 0;
-            groups[0].retained = 0;
-            groups[0].heads = groups[0].heads.max(1);
-        }
+        let groups = draw_groups(&mut rng, &mut drafts, asynchronous);
         let arrangement = draw_arrangement(&mut rng, &groups);
         let prompt_tokens = *[40, 90, 160].choose(&mut rng).expect("some");
         let output_tokens = rng.random_range(4..24usize);
-        let longest = prompt_tokens + output_tokens + 8;
+        let longest: usize = prompt_tokens + 64 + 8;
         let one: usize = groups.iter().map(|group| longest.div_ceil(group.tokens_per_block) + 2).sum();
-        let pool_blocks = u32::try_from(one * rng.random_range(12..30) / 10 + 2).expect("small");
+        let pool_blocks = u32::try_from(one * rng.random_range(11..25) / 10 + 2).expect("small");
         let least: usize = groups.iter().map(|group| group.tokens_per_block).max().unwrap_or(1);
         let chance = |rng: &mut StdRng, likely: f64, most: u32| {
             if rng.random_bool(likely) { rng.random_range(1..most) } else { 0 }
         };
         let chances = Chances {
             abort: chance(&mut rng, 0.6, 60),
-            forget: chance(&mut rng, 0.8, 120),
-            reset: chance(&mut rng, 0.2, 30),
+            forget: chance(&mut rng, 0.8, 400),
+            reset: chance(&mut rng, 0.25, 80),
             restart: chance(&mut rng, 0.05, 15),
             take_less: chance(&mut rng, 0.2, 300),
         };
@@ -106,13 +96,15 @@ impl Scenario {
             hit_unit: if rng.random_bool(0.8) { HitUnit::Block } else { HitUnit::Chunk },
             prompt_only: rng.random_bool(0.1),
             max_store_tokens: rng.random_bool(0.1).then(|| rng.random_range(1..100)),
+            complete_chunks_only: rng.random_bool(0.1),
+            store_after_requests: if rng.random_bool(0.1) { 2 } else { 1 },
             ..PlanConfig::default()
         };
         Self {
             seed,
             steps: rng.random_range(30..90),
             engines: rng.random_range(1..=3),
-            requests: rng.random_range(4..20),
+            requests: rng.random_range(8..30),
             groups,
             arrangement,
             pool_blocks,
@@ -123,7 +115,7 @@ impl Scenario {
             asynchronous,
             drafts,
             racing: rng.random_bool(0.25),
-            arena_bytes: *[256 << 10, 1 << 20, 4 << 20, 16 << 20].choose(&mut rng).expect("some"),
+            arena_bytes: *[256 << 10, 1 << 20, 16 << 20, 16 << 20].choose(&mut rng).expect("some"),
             network: rng.random_bool(0.5),
             inputs: rng.random_range(1..4),
             chances,

@@ -58,6 +58,7 @@ impl Engine {
             tail_tokens: untold,
         };
         self.side.finished(&request.id, finish);
+        self.history.push((request.tokens.clone(), request.inputs.clone()));
         self.stats.finished += u64::from(!aborted);
         if matches!(request.phase, Phase::Loading { .. }) {
             // Its blocks are being written into: they are free when that is over.
