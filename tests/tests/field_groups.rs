@@ -1,18 +1,20 @@
-//! Field reports on models of several groups: 13 and 36, and what 8, 12 and 38 say about windows, states and draft
-//! layers.
+//! Field reports on models of several groups: 13 and 36, and what 7, 8, 9, 12, 16 and 38 say about windows, states and
+//! draft layers.
 #![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tender_client::TransportChoice;
-use tender_client::plan::StepPlan;
+use tender_client::plan::{StateHandoff, StepPlan};
+use tender_client::{Address, TransportChoice};
 use tender_proto::{ChunkId, Coverage, v1};
-use tender_tests::daemon::{Daemon, Setup};
+use tender_tests::daemon::{Daemon, Setup, client_config};
 use tender_tests::mixed::{self, Mixed, Tables, full, needed_blocks, scheduled, sliding, states, tokens};
 use tender_tests::oracle::groups::GroupSpec;
+use tender_tests::oracle::memory::Spot;
 use tender_tests::oracle::truth::Truth;
+use tender_tests::proxy::{Mode, Proxy};
 use tender_tests::raw::Ask;
 use tender_tests::{conserve, fixture};
 
@@ -478,6 +480,148 @@ async fn field_38_a_draft_chunk_is_shared_only_if_the_token_behind_it_is_the_sam
         engine.finish("other", 40, 16, &Vec::new(), true);
     })
     .await;
+    conserve::quiet(daemon.engine()).await;
+}
+
+/// Case 7 for several groups: a load that stalls is reported once, as failed, and nothing of it lands any more in blocks
+/// that the engine then hands on.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_07_a_stalled_load_of_three_groups_is_over_when_it_says_so() {
+    let daemon = Daemon::start(Setup { default_lease: Duration::from_secs(3), ..Setup::default() }).await;
+    let proxy = Arc::new(Proxy::start(daemon.tcp()).await.unwrap());
+    let address = Address::Tcp { host: "127.0.0.1".into(), port: proxy.port() };
+    let mut config = client_config(address, TransportChoice::Grpc);
+    config.load_deadline = Duration::from_millis(800);
+    let net = proxy.clone();
+    tokio::task::spawn_blocking(move || {
+        let engine = Mixed::new(&config, "field 7", &three_kinds(), 1);
+        let tables = vec![(21..=25).collect(), (31..=35).collect(), vec![41, 42]];
+        engine.store("stored", &mut prompt(), 66, &tables, &STATES_AT_32_AND_64);
+        engine.arrive("aborted", 65);
+        assert_eq!(engine.look("aborted", &tokens(&mut prompt(), 65), 0), 64);
+        let plan = engine.take("aborted", &three_tables(1), 64);
+        net.set(Mode::StopReading);
+        engine.carry_out(&plan, || ());
+        engine.finish("aborted", 65, 0, &three_tables(1), true);
+        let done = engine.await_load("aborted").remove(0);
+        assert!(done.failed, "{done:?}");
+        assert_eq!(BTreeSet::from_iter(done.failed_blocks), needed_blocks(&plan, "aborted"));
+        // Others own the blocks now. Then whatever is still on its way comes.
+        engine.poison_all();
+        net.set(Mode::Pass);
+        std::thread::sleep(Duration::from_millis(300));
+        for group in 0..3 {
+            assert!(engine.untouched(group, &(0..64).collect::<Vec<_>>()), "group {group}: a late write");
+        }
+        assert!(!engine.more_reports(), "exactly one report");
+    })
+    .await
+    .unwrap();
+    conserve::quiet(daemon.engine()).await;
+}
+
+/// Case 9 for states, which later passes overwrite in place: what is stored is what the pass left that reached the
+/// boundary, however much later the store is carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_09_a_state_is_stored_as_the_pass_left_it() {
+    let daemon = Daemon::start(Setup::default()).await;
+    let groups = vec![full(16, 1), states(16)];
+    let (_engine, ()) = with_engine(&daemon, TransportChoice::Auto, "field 9", groups, |engine| {
+        let all = tokens(&mut prompt(), 64);
+        let table = |running: Vec<u32>| vec![vec![21, 22, 23, 24], running];
+        engine.arrive("a", 64);
+        let steps = [(0, 32, vec![0, 31]), (32, 8, vec![0, 31]), (40, 24, vec![0, 0, 0, 31])];
+        for (computed, count, running) in steps {
+            let end = computed + count;
+            let new = if computed == 0 { all.clone() } else { Vec::new() };
+            let mut request = scheduled("a", computed, count, new, &table(running));
+            if end % 16 == 0 {
+                let boundary_tokens = end as u64;
+                request.states = vec![StateHandoff { group: 1, block: 31, boundary_tokens }];
+            }
+            let plan = engine.plan(vec![request]);
+            let stored: Vec<_> = plan.stores_after.iter().filter(|job| job.chunk.group.0 == 1).collect();
+            assert_eq!(stored.len(), usize::from(end % 16 == 0), "only a state at a boundary, after {end}");
+            engine.carry_out(&plan, || {
+                engine.pass(&mut prompt(), &table(Vec::new()), computed..end);
+                // One block holds the running state, whatever token it has come to.
+                let mut running = prompt();
+                let state = Spot { group: 1, block: 31, slot: 0 };
+                engine.ranks[0].memory.write(state, running.first(end));
+            });
+        }
+        engine.finish("a", 64, 64, &table(vec![0, 0, 0, 31]), false);
+        engine.carry_out(&engine.plan(Vec::new()), || engine.poison_all());
+        engine.flush();
+        for (prompt_tokens, hit) in [(33, 32), (49, 32), (66, 64)] {
+            let id = format!("{prompt_tokens} tokens");
+            let asked = tokens(&mut prompt(), prompt_tokens);
+            engine.poison_all();
+            engine.arrive(&id, prompt_tokens);
+            let mut state = vec![0; hit / 16];
+            *state.last_mut().unwrap() = 9;
+            let fresh = vec![(1..=u32::try_from(hit / 16).unwrap()).collect(), state];
+            assert_eq!(engine.load(&id, &asked, 0, &fresh), hit, "{id}");
+            check_right(engine, &fresh, 0..hit, &id);
+            engine.finish(&id, prompt_tokens, hit, &Vec::new(), true);
+        }
+    })
+    .await;
+    conserve::quiet(daemon.engine()).await;
+}
+
+/// Case 16 for groups of different blocks and chunks. The right hit is searched for from above, one boundary after
+/// another, by the rule's own words.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_16_a_hit_of_several_groups_ends_where_all_can_serve() {
+    const WINDOW: usize = 40;
+    let daemon = Daemon::start(Setup::default()).await;
+    let groups = vec![full(16, 2), sliding(32, 2, WINDOW)];
+    let (_engine, hits) = with_engine(&daemon, TransportChoice::Auto, "field 16", groups, |engine| {
+        engine.store("stored", &mut prompt(), 80, &vec![(21..=25).collect(), (31..=33).collect()], &[]);
+        let mut hits = Vec::new();
+        for length in [31, 32, 33, 48, 63, 64, 65, 80] {
+            for local in [0, 32].into_iter().filter(|&local| local < length) {
+                let all = tokens(&mut prompt(), length);
+                let id = format!("{length}/{local}");
+                engine.poison_all();
+                engine.arrive(&id, length);
+                // Stored are the chunks of 32 tokens and of 64 that end by token 80; a key needs the whole chunk.
+                let served = |end: usize| {
+                    let known =
+                        |tokens_per_chunk: usize| length.min(80) / tokens_per_chunk * tokens_per_chunk;
+                    let window_needs = (end + 1).saturating_sub(WINDOW).max(local) < end;
+                    end <= known(32) && (!window_needs || end <= known(64))
+                };
+                let right =
+                    (local + 1..length).rev().find(|&end| end % 32 == 0 && served(end)).unwrap_or(local);
+                let beyond = engine.look(&id, &all, local);
+                assert_eq!(local + beyond, right, "{id}");
+                hits.push(right);
+                if beyond > 0 {
+                    let table = |per_block: usize, first: u32| {
+                        (0..).map(|block| first + block).take(right / per_block).collect::<Vec<_>>()
+                    };
+                    let fresh = vec![table(16, 1), table(32, 9)];
+                    let plan = engine.take(&id, &fresh, beyond);
+                    engine.carry_out(&plan, || ());
+                    let done = engine.await_load(&id).remove(0);
+                    assert!(!done.failed && done.failed_blocks.is_empty(), "{id}: {done:?}");
+                    for (group, table) in fresh.iter().enumerate() {
+                        let from =
+                            if group == 0 { local } else { local.max((right + 1).saturating_sub(WINDOW)) };
+                        assert_eq!(engine.wrong(&mut prompt(), group, table, from..right), None, "{id}");
+                    }
+                    assert!(engine.untouched(0, &fresh[0][..local / 16]), "{id}: nothing before {local}");
+                    assert!(engine.untouched(1, &fresh[1][..local / 32]), "{id}: nothing before {local}");
+                }
+                engine.finish(&id, length, local, &Vec::new(), true);
+            }
+        }
+        hits
+    })
+    .await;
+    assert!(hits.contains(&0) && hits.contains(&64), "{hits:?}");
     conserve::quiet(daemon.engine()).await;
 }
 
