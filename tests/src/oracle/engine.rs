@@ -1,19 +1,20 @@
 //! The model engine: a scheduler with a block pool, ranks with memory, and the real client between them and a daemon.
 
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tender_client::layout::prove;
 use tender_client::{ClientConfig, LoadDone, SchedulerSide, WorkerSide};
-use tender_proto::{Descriptor, GroupIndex, PartIndex};
+use tender_proto::{Descriptor, GroupIndex, RankGeometry};
 
 use super::memory::Memory;
 use super::pass::Step;
 use super::pool::Pool;
+use super::ranks::{self, Shard};
 use super::request::{Inputs, Request};
 use super::scenario::Scenario;
 use super::truth::mix;
@@ -87,32 +88,41 @@ impl Engine {
         config: ClientConfig,
         model: &str,
     ) -> Result<Self, Failure> {
-        let shapes: Vec<_> = scenario.groups.iter().map(|group| group.tensors(1)).collect();
-        let first_heads = vec![0; shapes.len()];
-        let memory = Memory::new(&shapes, first_heads, &scenario.arrangement, scenario.pool_blocks);
-        let layout =
-            prove(memory.describe(), scenario.pool_blocks).map_err(|no| fail(format!("layout: {no}")))?;
-        let layout = Arc::new(layout);
-        let part = PartIndex(0);
+        let count = scenario.ranks[usize::try_from(number).expect("few engines") % scenario.ranks.len()];
+        let shards =
+            (0..count).map(|rank| ranks::shard(scenario, rank, count)).collect::<Result<Vec<_>, _>>()?;
+        let layout = &shards[0].layout;
         let groups = (0..).zip(&scenario.groups).map(|(index, spec)| {
-            let bytes = layout.block_bytes(GroupIndex(index), part).expect("the layout has the group");
-            spec.describe(vec![bytes])
+            let group = GroupIndex(index);
+            let part = layout.parts(group)[0].part;
+            let bytes = layout.block_bytes(group, part).expect("the layout has the group");
+            let parts =
+                if spec.recurrent() { count } else { if spec.heads == 0 { 1 } else { scenario.parts } };
+            spec.describe(vec![bytes; parts as usize])
         });
         let descriptor = Descriptor {
             page_format: layout.page_format(),
             layout_fingerprint: layout.fingerprint(),
+            ranks: RankGeometry {
+                tensor_parallel: NonZeroU32::new(scenario.parts).expect("at least one part"),
+                ..RankGeometry::SINGLE
+            },
             ..fixture::descriptor(model, groups.collect())
         };
         let refused = |no: tender_client::ClientError| fail(format!("the client refuses: {no}"));
         let side = SchedulerSide::new(config.clone(), scenario.plan.clone()).map_err(refused)?;
         side.set_descriptor(descriptor.clone()).map_err(refused)?;
-        let worker = super::ranks::worker(config, Arc::new(descriptor), layout).map_err(refused)?;
+        let descriptor = Arc::new(descriptor);
+        let rank = |shard: Shard| {
+            let worker = ranks::worker(config.clone(), Arc::clone(&descriptor), &shard).map_err(refused)?;
+            Ok(Rank { worker, memory: shard.memory })
+        };
         Ok(Self {
             scenario: Rc::clone(scenario),
             number,
             rng: StdRng::seed_from_u64(mix(scenario.seed, 100 + number)),
             side,
-            ranks: vec![Rank { worker, memory }],
+            ranks: shards.into_iter().map(rank).collect::<Result<_, _>>()?,
             pool: Pool::new(scenario.pool_blocks),
             running: Vec::new(),
             waiting: VecDeque::new(),

@@ -80,10 +80,10 @@ impl GroupSpec {
             GroupKind::FullAttention | GroupKind::MlaLatent => 0,
         }
     }
-    /// Its tensors on one of `ranks` ranks.
-    pub fn tensors(&self, ranks: u32) -> Vec<TensorShape> {
+    /// Its tensors on a rank that holds this many of its heads.
+    pub fn tensors(&self, rank_heads: u32) -> Vec<TensorShape> {
         let slots = u32::try_from(self.tokens_per_block).ok();
-        let heads = (self.heads > 0).then(|| self.heads / ranks);
+        let heads = (self.heads > 0).then_some(rank_heads);
         (0..self.layers)
             .flat_map(|layer| {
                 let shape =

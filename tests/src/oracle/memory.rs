@@ -34,7 +34,7 @@ pub struct Spot {
 
 impl Memory {
     /// Memory of `blocks` blocks, all poisoned. `shapes` are this rank's tensors of every group; `first_heads` is the
-    /// number of heads of each group on the ranks before.
+    /// number of heads of each group on the ranks before, or the rank where there are none.
     pub fn new(
         shapes: &[Vec<TensorShape>],
         first_heads: Vec<u32>,
@@ -120,7 +120,9 @@ impl Memory {
             let slot = place.offset
                 + u64::from(spot.block) * place.block_stride
                 + spot.slot as u64 * place.slot_stride;
-            let first_head = place.shape.heads.map_or(0, |_| self.first_heads[spot.group]);
+            // A state is each rank's own; what has slots and no heads is the same on all.
+            let own = place.shape.heads.is_some() || place.shape.slots.is_none();
+            let first_head = if own { self.first_heads[spot.group] } else { 0 };
             for head in 0..heads {
                 let number = mix((spot.group as u64) << 32 | tensor as u64, u64::from(first_head + head));
                 let at = slot + u64::from(head) * place.head_stride;

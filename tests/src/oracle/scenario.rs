@@ -45,6 +45,10 @@ pub struct Scenario {
     pub arena_bytes: u64,
     /// The second engine and so on are attached over TCP.
     pub network: bool,
+    /// Tensor-parallel ranks of each engine.
+    pub ranks: Vec<u32>,
+    /// Parts that a chunk of heads has.
+    pub parts: u32,
     /// Different salts and adapters.
     pub inputs: u64,
     /// Chances out of a thousand in each step.
@@ -74,7 +78,8 @@ impl Scenario {
         let mut rng = StdRng::seed_from_u64(mix(seed, 1));
         let asynchronous = rng.random_bool(0.4);
         let mut drafts = if rng.random_bool(0.4) { rng.random_range(1..4usize) } else { 0 };
-        let groups = draw_groups(&mut rng, &mut drafts, asynchronous);
+        let mut groups = draw_groups(&mut rng, &mut drafts, asynchronous);
+        let (ranks, parts) = draw_ranks(&mut rng, &mut groups);
         let arrangement = draw_arrangement(&mut rng, &groups);
         let prompt_tokens = *[40, 90, 160].choose(&mut rng).expect("some");
         let output_tokens = rng.random_range(4..24usize);
@@ -117,6 +122,8 @@ impl Scenario {
             racing: rng.random_bool(0.25),
             arena_bytes: *[256 << 10, 1 << 20, 16 << 20, 16 << 20].choose(&mut rng).expect("some"),
             network: rng.random_bool(0.5),
+            ranks,
+            parts,
             inputs: rng.random_range(1..4),
             chances,
             plan,
@@ -157,6 +164,11 @@ impl Scenario {
                 }
             });
         }
+        add(&|s| {
+            if s.parts == 1 {
+                s.ranks.fill(1);
+            }
+        });
         add(&|s| s.drafts = 0);
         add(&|s| s.asynchronous = false);
         add(&|s| s.racing = false);
@@ -227,6 +239,16 @@ fn draw_groups(rng: &mut StdRng, drafts: &mut usize, asynchronous: bool) -> Vec<
             }
         })
         .collect()
+}
+
+/// Ranks of three engines, and the parts that they agree on.
+fn draw_ranks(rng: &mut StdRng, groups: &mut [GroupSpec]) -> (Vec<u32>, u32) {
+    let ranks = *[1, 1, 1, 2, 2, 4].choose(rng).expect("some");
+    let split = groups.iter().all(|group| group.recurrent() || group.heads % ranks == 0 && group.heads > 0);
+    if !split || ranks == 1 {
+        return (vec![1; 3], 1);
+    }
+    (vec![ranks; 3], ranks)
 }
 
 fn draw_arrangement(rng: &mut StdRng, groups: &[GroupSpec]) -> Arrangement {
