@@ -12,9 +12,10 @@ use tender_client::layout::{GroupShard, ProvedLayout, Writer, prove};
 use tender_client::plan::{
     BlockUpdate, Finish, PlanConfig, ScheduledRequest, StateHandoff, StepInput, StepPlan,
 };
-use tender_client::{ClientConfig, LoadDone, Match, SchedulerSide, WorkerSide};
+use tender_client::{ClientConfig, LoadDone, Match, SchedulerSide, TransportChoice, WorkerSide};
 use tender_proto::{Descriptor, GroupIndex, GroupKind, PartIndex};
 
+use crate::daemon::Daemon;
 use crate::fixture;
 use crate::oracle::groups::{GroupSpec, TensorShape};
 use crate::oracle::memory::{Memory, Spot};
@@ -105,7 +106,7 @@ impl Mixed {
     /// An engine of these groups on so many ranks, with a pool of 64 blocks. Heads are split among the ranks; latents
     /// are the same on all of them.
     pub fn new(config: &ClientConfig, model: &str, specs: &[GroupSpec], ranks: u32) -> Self {
-        let shapes = specs.iter().map(|spec| spec.tensors(ranks)).collect();
+        let shapes = specs.iter().map(|spec| spec.tensors(spec.heads / ranks)).collect();
         Self::with_tensors(config, model, specs, shapes, ranks)
     }
 
@@ -141,6 +142,12 @@ impl Mixed {
         &self.descriptor
     }
 
+    /// Checks that tokens `range` are right in every group, on every rank.
+    pub fn check(&self, truth: &mut Truth, tables: &Tables, range: Range<usize>, what: &str) {
+        for (group, table) in tables.iter().enumerate() {
+            assert_eq!(self.wrong(truth, group, table, range.clone()), None, "{what}: group {group}");
+        }
+    }
     /// Writes what nobody expects into a block of every group.
     pub fn poison(&self, block: u32) {
         self.ranks.iter().for_each(|rank| rank.memory.poison(block, POISON));
@@ -231,7 +238,11 @@ impl Mixed {
 
     /// A request comes in.
     pub fn arrive(&self, id: &str, prompt_tokens: usize) {
-        self.scheduler.new_request(id, prompt_tokens as u64, Ok(RequestInputs::default()));
+        self.arrive_with(id, prompt_tokens, RequestInputs::default());
+    }
+    /// A request comes in with something besides tokens.
+    pub fn arrive_with(&self, id: &str, prompt_tokens: usize, inputs: RequestInputs) {
+        self.scheduler.new_request(id, prompt_tokens as u64, Ok(inputs));
     }
     /// The plan of a step.
     pub fn plan(&self, requests: Vec<ScheduledRequest>) -> StepPlan {
@@ -336,6 +347,23 @@ impl Mixed {
         self.carry_out(&self.plan(Vec::new()), || ());
         self.flush();
     }
+}
+
+/// Starts an engine of one rank and runs `test` with it, away from the daemon's threads.
+pub async fn with_engine<T: Send + 'static>(
+    daemon: &Daemon,
+    transport: TransportChoice,
+    model: &'static str,
+    groups: Vec<GroupSpec>,
+    test: impl FnOnce(&Mixed) -> T + Send + 'static,
+) -> (Arc<Mixed>, T) {
+    let config = daemon.client_config(transport);
+    let run = move || {
+        let engine = Mixed::new(&config, model, &groups, 1);
+        let outcome = test(&engine);
+        (Arc::new(engine), outcome)
+    };
+    tokio::task::spawn_blocking(run).await.expect("no panic")
 }
 
 /// The first tokens of a request.

@@ -1,6 +1,6 @@
 //! Field reports on failed loads: 12, and the client's half of 21. A failure is a result: exactly the affected
 //! blocks, counted once, never a served hit. (Six reads against a daemon that lies are in the client's own tests;
-//! here the daemon is real. Three groups instead of one are in field_groups.rs.)
+//! here the daemon is real. Three groups instead of one are in field_group_failures.rs.)
 #![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::sync::Arc;

@@ -1,51 +1,21 @@
-//! Field reports on models of several groups: 13 and 36, and what 7, 8, 9, 12, 16 and 38 say about windows, states and
-//! draft layers.
-#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
+//! Field reports on models of several groups: 13 and 36, and what 16 says about groups of different blocks.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tender_client::plan::{StateHandoff, StepPlan};
-use tender_client::{Address, TransportChoice};
-use tender_proto::{ChunkId, Coverage, v1};
-use tender_tests::daemon::{Daemon, Setup, client_config};
-use tender_tests::mixed::{self, Mixed, Tables, full, needed_blocks, scheduled, sliding, states, tokens};
+use tender_client::TransportChoice;
+use tender_proto::v1;
+use tender_tests::conserve;
+use tender_tests::daemon::{Daemon, Setup};
+use tender_tests::mixed::{
+    self, Mixed, Tables, full, needed_blocks, scheduled, sliding, states, tokens, with_engine,
+};
 use tender_tests::oracle::groups::GroupSpec;
-use tender_tests::oracle::memory::Spot;
 use tender_tests::oracle::truth::Truth;
-use tender_tests::proxy::{Mode, Proxy};
-use tender_tests::raw::Ask;
-use tender_tests::{conserve, fixture};
 
 /// The request that all of these tests are about.
 fn prompt() -> Truth {
     Truth::new(1, &(0..80).map(|n| n * 5 + 2).collect::<Vec<_>>(), &[])
-}
-
-/// Runs a test's engine away from the daemon's threads.
-async fn with_engine<T: Send + 'static>(
-    daemon: &Daemon,
-    transport: TransportChoice,
-    model: &'static str,
-    groups: Vec<GroupSpec>,
-    test: impl FnOnce(&Mixed) -> T + Send + 'static,
-) -> (Arc<Mixed>, T) {
-    let config = daemon.client_config(transport);
-    tokio::task::spawn_blocking(move || {
-        let engine = Mixed::new(&config, model, &groups, 1);
-        let outcome = test(&engine);
-        (Arc::new(engine), outcome)
-    })
-    .await
-    .unwrap()
-}
-
-/// Everything of these tables' groups is right for tokens `range`.
-fn check_right(engine: &Mixed, tables: &Tables, range: std::ops::Range<usize>, what: &str) {
-    for (group, table) in tables.iter().enumerate() {
-        assert_eq!(engine.wrong(&mut prompt(), group, table, range.clone()), None, "{what}: group {group}");
-    }
 }
 
 /// Case 13's model: 16 tokens a block in one group, 32 in the other, which sees 32 tokens.
@@ -88,7 +58,7 @@ fn fail_one_block(engine: &Mixed, lost: u32) {
     // R2 uses id 6 too, in the other group.
     let good = engine.await_load(&two).remove(0);
     assert!(!good.failed && good.failed_blocks.is_empty(), "R2 is untouched: {good:?}");
-    check_right(engine, &r2(), 32..64, "R2");
+    engine.check(&mut prompt(), &r2(), 32..64, "R2");
     assert_eq!(engine.wrong(&mut prompt(), 0, &r2()[0], 0..32), None);
     assert!(engine.untouched(0, &[lost]), "nothing landed in the block that failed");
     assert!(engine.untouched(0, &[0]) && engine.untouched(1, &[0]), "nor in the null block");
@@ -209,92 +179,12 @@ async fn field_13_what_is_computed_after_a_failed_load_is_stored_again() {
         engine.poison_all();
         engine.arrive("last", 66);
         assert_eq!(engine.load("last", &all, 0, &r2()), 64);
-        check_right(&engine, &r2(), 32..64, "loaded after the reset");
+        engine.check(&mut prompt(), &r2(), 32..64, "loaded after the reset");
         engine.finish("last", 66, 64, &r2(), true);
     })
     .await
     .unwrap();
     conserve::quiet(daemon.engine()).await;
-}
-
-/// Case 12 with three groups of three kinds.
-fn three_kinds() -> Vec<GroupSpec> {
-    vec![full(16, 2), sliding(16, 2, 40), states(32)]
-}
-
-const STATES_AT_32_AND_64: [(u16, u32, u64); 2] = [(2, 41, 32), (2, 42, 64)];
-
-fn three_tables(first: u32) -> Tables {
-    vec![(first..first + 4).collect(), vec![0, first + 5, first + 6, first + 7], vec![0, first + 8]]
-}
-
-fn one_of_three_fails(engine: &Mixed, what: &str, damage: impl FnOnce(&mut StepPlan)) {
-    let all = tokens(&mut prompt(), 65);
-    engine.arrive(what, 65);
-    assert_eq!(engine.look(what, &all, 0), 64, "{what}");
-    let mut plan = engine.take(what, &three_tables(1), 64);
-    damage(&mut plan);
-    engine.poison_all();
-    let before = engine.ranks[0].worker.counters();
-    engine.carry_out(&plan, || ());
-    let done = engine.await_load(what).remove(0);
-    assert!(done.failed, "{what}");
-    assert_eq!(BTreeSet::from_iter(done.failed_blocks), needed_blocks(&plan, what), "{what}");
-    assert!(!engine.more_reports(), "{what}: one report for one load");
-    let after = engine.ranks[0].worker.counters();
-    assert_eq!((after.loads, after.loads_failed), (before.loads, before.loads_failed + 1), "{what}");
-    assert_eq!(after.panics, 0, "{what}");
-    for group in 0..3 {
-        let others: Vec<_> = (20..64).chain([0]).collect();
-        assert!(engine.untouched(group, &others), "{what}: a block of somebody else was written");
-    }
-    engine.finish(what, 65, 0, &Vec::new(), true);
-}
-
-async fn six_reads_of_three_groups(transport: TransportChoice) {
-    let daemon = Daemon::start(Setup::default()).await;
-    let (engine, ()) = with_engine(&daemon, transport, "field 12 of three", three_kinds(), |engine| {
-        let tables = vec![(21..=25).collect(), (31..=35).collect(), vec![41, 42]];
-        engine.store("stored", &mut prompt(), 66, &tables, &STATES_AT_32_AND_64);
-        engine.poison_all();
-        engine.arrive("good", 65);
-        assert_eq!(engine.load("good", &tokens(&mut prompt(), 65), 0, &three_tables(1)), 64);
-        check_right(engine, &three_tables(1), 32..64, "good");
-        engine.finish("good", 65, 64, &Vec::new(), true);
-        for (group, block) in [(0, 2), (1, 6), (2, 9)] {
-            let what = format!("unknown key in group {group}");
-            one_of_three_fails(engine, &what.clone(), |plan| mixed::lose(plan, &what, group, block));
-        }
-    })
-    .await;
-    let session = daemon.client().await.open_registered(engine.descriptor()).await;
-    // Stored with its second block only: less than what is needed of it.
-    let short = fixture::chunk_of(0, 500);
-    let half = Coverage::empty(engine.descriptor().groups[0].blocks_per_chunk).with(1);
-    session.must_store(engine.descriptor(), short, fixture::PART, half).await;
-    let moved = engine.clone();
-    tokio::task::spawn_blocking(move || {
-        let engine = moved;
-        one_of_three_fails(&engine, "short", |plan| plan.loads[0].items[0].chunk = short);
-        one_of_three_fails(&engine, "index", |plan| {
-            let last = plan.loads[0].items.last_mut().unwrap();
-            last.blocks[0] = 105_022;
-        });
-        one_of_three_fails(&engine, "past the pool", |plan| plan.loads[0].items[0].blocks[0] = 64);
-    })
-    .await
-    .unwrap();
-    conserve::quiet(daemon.engine()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn field_12_one_failed_read_of_three_groups_fails_the_request_over_shm() {
-    six_reads_of_three_groups(TransportChoice::Shm).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn field_12_one_failed_read_of_three_groups_fails_the_request_over_grpc() {
-    six_reads_of_three_groups(TransportChoice::Grpc).await;
 }
 
 /// Case 36's model: full attention's objects end at 32 and 64, states lie at 32 and 48.
@@ -364,7 +254,7 @@ async fn field_36_with_drafts_on_a_stored_prompt_hits() {
         engine.arrive("again", 46);
         let fresh = vec![vec![1, 2], vec![3, 4]];
         assert_eq!(engine.load("again", &all, 0, &fresh), 32, "more than nothing");
-        check_right(engine, &fresh, 0..32, "again");
+        engine.check(&mut prompt(), &fresh, 0..32, "again");
         engine.finish("again", 46, 32, &Vec::new(), true);
     })
     .await;
@@ -403,170 +293,6 @@ async fn field_36_an_index_out_of_range_copies_nothing() {
     let session = daemon.client().await.open_registered(engine.descriptor()).await;
     let states = session.states(engine.descriptor().digest(), &wild).await;
     assert_eq!(states, [v1::ChunkState::Miss; 2]);
-    conserve::quiet(daemon.engine()).await;
-}
-
-/// Case 8 for windows: a block behind the window is another's as soon as the step is scheduled, before its pass.
-#[tokio::test(flavor = "multi_thread")]
-async fn field_08_a_block_that_a_window_let_go_is_not_stored_for_its_old_owner() {
-    let daemon = Daemon::start(Setup::default()).await;
-    let groups = vec![sliding(16, 4, 20)];
-    let (engine, chunk) = with_engine(&daemon, TransportChoice::Auto, "field 8", groups, |engine| {
-        let all = tokens(&mut prompt(), 64);
-        let other: Vec<u32> = (900..916).collect();
-        let table = vec![vec![1, 2, 3]];
-        engine.arrive("a", 64);
-        let plan = engine.plan(vec![scheduled("a", 0, 48, all.clone(), &table)]);
-        engine.carry_out(&plan, || engine.pass(&mut prompt(), &table, 0..48));
-        // A query at 48 sees 29 to 48, so block 1 is free, and b gets it in the same step. a's table still names it.
-        engine.arrive("b", 16);
-        let grown = vec![vec![1, 2, 3, 4]];
-        let plan = engine.plan(vec![
-            scheduled("a", 48, 16, Vec::new(), &grown),
-            scheduled("b", 0, 16, other.clone(), &vec![vec![1]]),
-        ]);
-        engine.carry_out(&plan, || {
-            engine.pass(&mut prompt(), &grown, 48..64);
-            engine.pass(&mut Truth::new(1, &other, &[]), &vec![vec![1]], 0..16);
-        });
-        engine.flush();
-        let [job] = &plan.stores_after[..] else { panic!("one chunk, not {:?}", plan.stores_after) };
-        // The same prompt: its window at 48 ends in the middle of the chunk, and does not need the block that is
-        // missing there.
-        engine.finish("a", 64, 64, &grown, true);
-        engine.finish("b", 16, 16, &vec![vec![1]], true);
-        engine.poison_all();
-        engine.arrive("again", 64);
-        let fresh = vec![vec![0, 6, 7, 8]];
-        assert_eq!(engine.load("again", &all, 0, &fresh), 48);
-        assert_eq!(engine.wrong(&mut prompt(), 0, &fresh[0], 16..48), None);
-        assert!(engine.untouched(0, &[0, 8]), "neither the null block nor what is not needed");
-        engine.finish("again", 64, 48, &Vec::new(), true);
-        job.chunk
-    })
-    .await;
-    assert_eq!(coverage(&daemon, &engine, chunk).await, Some(0b1110), "b's block is not in a's chunk");
-    conserve::quiet(daemon.engine()).await;
-}
-
-async fn coverage(daemon: &Daemon, engine: &Mixed, chunk: ChunkId) -> Option<u64> {
-    let session = daemon.client().await.open_registered(engine.descriptor()).await;
-    let answer = session.lookup(engine.descriptor().digest(), &[chunk], Ask::LOOK).await.unwrap();
-    let found = &answer.chunks[0];
-    (found.state() == v1::ChunkState::Ready).then_some(found.coverage)
-}
-
-/// Key identity for draft layers: their slots depend on the token behind, so two prompts that part right behind a chunk
-/// share it for the model's own layers only.
-#[tokio::test(flavor = "multi_thread")]
-async fn field_38_a_draft_chunk_is_shared_only_if_the_token_behind_it_is_the_same() {
-    let daemon = Daemon::start(Setup::default()).await;
-    let groups = vec![full(16, 1), GroupSpec { lookahead: 1, ..full(16, 1) }];
-    let (_engine, ()) = with_engine(&daemon, TransportChoice::Auto, "field 38", groups, |engine| {
-        let tables = vec![vec![21, 22, 23], vec![31, 32, 33]];
-        engine.store("stored", &mut prompt(), 40, &tables, &[]);
-        let same = tokens(&mut prompt(), 40);
-        assert_eq!(engine.would_hit("same", &same), 32);
-        let mut other = same.clone();
-        other[32] ^= 1;
-        let mut truth = Truth::new(1, &other, &[]);
-        engine.poison_all();
-        engine.arrive("other", 40);
-        let fresh = vec![vec![1, 2], vec![3, 4]];
-        assert_eq!(engine.load("other", &other, 0, &fresh), 16, "the second draft chunk is another one");
-        for (group, table) in fresh.iter().enumerate() {
-            assert_eq!(engine.wrong(&mut truth, group, table, 0..16), None, "group {group}");
-        }
-        engine.finish("other", 40, 16, &Vec::new(), true);
-    })
-    .await;
-    conserve::quiet(daemon.engine()).await;
-}
-
-/// Case 7 for several groups: a load that stalls is reported once, as failed, and nothing of it lands any more in blocks
-/// that the engine then hands on.
-#[tokio::test(flavor = "multi_thread")]
-async fn field_07_a_stalled_load_of_three_groups_is_over_when_it_says_so() {
-    let daemon = Daemon::start(Setup { default_lease: Duration::from_secs(3), ..Setup::default() }).await;
-    let proxy = Arc::new(Proxy::start(daemon.tcp()).await.unwrap());
-    let address = Address::Tcp { host: "127.0.0.1".into(), port: proxy.port() };
-    let mut config = client_config(address, TransportChoice::Grpc);
-    config.load_deadline = Duration::from_millis(800);
-    let net = proxy.clone();
-    tokio::task::spawn_blocking(move || {
-        let engine = Mixed::new(&config, "field 7", &three_kinds(), 1);
-        let tables = vec![(21..=25).collect(), (31..=35).collect(), vec![41, 42]];
-        engine.store("stored", &mut prompt(), 66, &tables, &STATES_AT_32_AND_64);
-        engine.arrive("aborted", 65);
-        assert_eq!(engine.look("aborted", &tokens(&mut prompt(), 65), 0), 64);
-        let plan = engine.take("aborted", &three_tables(1), 64);
-        net.set(Mode::StopReading);
-        engine.carry_out(&plan, || ());
-        engine.finish("aborted", 65, 0, &three_tables(1), true);
-        let done = engine.await_load("aborted").remove(0);
-        assert!(done.failed, "{done:?}");
-        assert_eq!(BTreeSet::from_iter(done.failed_blocks), needed_blocks(&plan, "aborted"));
-        // Others own the blocks now. Then whatever is still on its way comes.
-        engine.poison_all();
-        net.set(Mode::Pass);
-        std::thread::sleep(Duration::from_millis(300));
-        for group in 0..3 {
-            assert!(engine.untouched(group, &(0..64).collect::<Vec<_>>()), "group {group}: a late write");
-        }
-        assert!(!engine.more_reports(), "exactly one report");
-    })
-    .await
-    .unwrap();
-    conserve::quiet(daemon.engine()).await;
-}
-
-/// Case 9 for states, which later passes overwrite in place: what is stored is what the pass left that reached the
-/// boundary, however much later the store is carried out.
-#[tokio::test(flavor = "multi_thread")]
-async fn field_09_a_state_is_stored_as_the_pass_left_it() {
-    let daemon = Daemon::start(Setup::default()).await;
-    let groups = vec![full(16, 1), states(16)];
-    let (_engine, ()) = with_engine(&daemon, TransportChoice::Auto, "field 9", groups, |engine| {
-        let all = tokens(&mut prompt(), 64);
-        let table = |running: Vec<u32>| vec![vec![21, 22, 23, 24], running];
-        engine.arrive("a", 64);
-        let steps = [(0, 32, vec![0, 31]), (32, 8, vec![0, 31]), (40, 24, vec![0, 0, 0, 31])];
-        for (computed, count, running) in steps {
-            let end = computed + count;
-            let new = if computed == 0 { all.clone() } else { Vec::new() };
-            let mut request = scheduled("a", computed, count, new, &table(running));
-            if end % 16 == 0 {
-                let boundary_tokens = end as u64;
-                request.states = vec![StateHandoff { group: 1, block: 31, boundary_tokens }];
-            }
-            let plan = engine.plan(vec![request]);
-            let stored: Vec<_> = plan.stores_after.iter().filter(|job| job.chunk.group.0 == 1).collect();
-            assert_eq!(stored.len(), usize::from(end % 16 == 0), "only a state at a boundary, after {end}");
-            engine.carry_out(&plan, || {
-                engine.pass(&mut prompt(), &table(Vec::new()), computed..end);
-                // One block holds the running state, whatever token it has come to.
-                let mut running = prompt();
-                let state = Spot { group: 1, block: 31, slot: 0 };
-                engine.ranks[0].memory.write(state, running.first(end));
-            });
-        }
-        engine.finish("a", 64, 64, &table(vec![0, 0, 0, 31]), false);
-        engine.carry_out(&engine.plan(Vec::new()), || engine.poison_all());
-        engine.flush();
-        for (prompt_tokens, hit) in [(33, 32), (49, 32), (66, 64)] {
-            let id = format!("{prompt_tokens} tokens");
-            let asked = tokens(&mut prompt(), prompt_tokens);
-            engine.poison_all();
-            engine.arrive(&id, prompt_tokens);
-            let mut state = vec![0; hit / 16];
-            *state.last_mut().unwrap() = 9;
-            let fresh = vec![(1..=u32::try_from(hit / 16).unwrap()).collect(), state];
-            assert_eq!(engine.load(&id, &asked, 0, &fresh), hit, "{id}");
-            check_right(engine, &fresh, 0..hit, &id);
-            engine.finish(&id, prompt_tokens, hit, &Vec::new(), true);
-        }
-    })
-    .await;
     conserve::quiet(daemon.engine()).await;
 }
 
