@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, ContentDigest, Coverage, Descriptor, NamespaceDigest, PartIndex, Reason};
 
 use crate::client::{Client, Pace};
@@ -49,14 +50,15 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// Takes a snapshot of a chunk's blocks now; storing it follows in the background.
-    pub(crate) fn gather(&self, job: &StoreJob) {
-        if let Err(skip) = self.try_gather(job) {
+    /// Takes a snapshot of a chunk's blocks now; storing it follows in the background. `planned_epoch` is that of the
+    /// plan: what was planned before a reset is skipped.
+    pub(crate) fn gather(&self, job: &StoreJob, planned_epoch: Option<u64>) {
+        if let Err(skip) = self.try_gather(job, planned_epoch) {
             self.client.tally().store_skipped(skip);
         }
     }
 
-    fn try_gather(&self, job: &StoreJob) -> Result<(), Skip> {
+    fn try_gather(&self, job: &StoreJob, planned_epoch: Option<u64>) -> Result<(), Skip> {
         let session = self.client.session(self.namespace).map_err(Skip::Refused)?;
         let transport = session.transport.as_ref().ok_or(Skip::Refused(Reason::Unsupported))?;
         let group = self.descriptor.group_of(job.chunk).map_err(|no| Skip::Refused(no.reason))?;
@@ -69,6 +71,10 @@ impl Saver {
             return Err(Skip::TooLarge);
         }
         let epoch = session.epoch(self.namespace);
+        let overtaken = planned_epoch.is_some_and(|planned| planned != epoch);
+        if overtaken && !active(Mutant::PlanOutlivesReset) {
+            return Err(Skip::Refused(Reason::NamespaceReset));
+        }
         let mut slot = transport.staging().take(bytes)?;
         self.copy.gather(job.chunk.group, &job.blocks, job.coverage, slot.fill()).map_err(|no| {
             tracing::warn!(%no, chunk = %job.chunk, "blocks of a store do not fit the layout");

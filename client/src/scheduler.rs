@@ -58,6 +58,8 @@ struct Planned {
     planner: Planner,
     descriptor: Arc<Descriptor>,
     namespace: NamespaceDigest,
+    /// As last known; plans carry it.
+    epoch: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -90,7 +92,7 @@ impl SchedulerSide {
         let planner = Planner::new(Arc::clone(&descriptor), self.plan.clone())?;
         let namespace = self.client.register(Arc::clone(&descriptor));
         state.requests.clear();
-        state.planned = Some(Planned { planner, descriptor, namespace });
+        state.planned = Some(Planned { planner, descriptor, namespace, epoch: None });
         Ok(())
     }
 
@@ -179,7 +181,10 @@ impl SchedulerSide {
             let State { planned: Some(planned), requests, .. } = state else { return Vec::new() };
             input.requests.retain(|scheduled| requests.contains_key(&scheduled.id));
             input.preempted.retain(|id| requests.contains_key(id));
-            let plan: StepPlan = planned.planner.step(input);
+            if let Ok(session) = self.client.session(planned.namespace) {
+                planned.epoch = Some(session.epoch(planned.namespace));
+            }
+            let plan = StepPlan { epoch: planned.epoch, ..planned.planner.step(input) };
             plan.encode()
         })
     }

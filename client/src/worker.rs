@@ -115,7 +115,7 @@ impl WorkerSide {
         self.fuse.run(
             "begin_step",
             || (),
-            || plan.stores_before.iter().for_each(|job| self.saver.gather(job)),
+            || plan.stores_before.iter().for_each(|job| self.saver.gather(job, plan.epoch)),
         );
         for job in plan.loads {
             self.loader.submit(job);
@@ -125,7 +125,11 @@ impl WorkerSide {
     /// After the forward pass: gathers what it made final.
     pub fn end_step(&self, plan: &[u8]) {
         let Some(plan) = self.read_plan(plan) else { return };
-        self.fuse.run("end_step", || (), || plan.stores_after.iter().for_each(|job| self.saver.gather(job)));
+        self.fuse.run(
+            "end_step",
+            || (),
+            || plan.stores_after.iter().for_each(|job| self.saver.gather(job, plan.epoch)),
+        );
     }
 
     /// Loads that are over since the last call. After that no thread of ours touches their blocks.

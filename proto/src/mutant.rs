@@ -41,7 +41,9 @@ pub enum Mutant {
     SnapshotLate,
     /// Requests that go on after a reset store what they had computed before.
     ResetForgotten,
-    /// A chunk is ready with its first part.
+    /// What was planned before a reset is stored after it.
+    PlanOutlivesReset,
+    /// A chunk of several parts is ready with its first.
     PartMissing,
 }
 

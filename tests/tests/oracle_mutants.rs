@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tender_proto::GroupKind;
 use tender_proto::mutant::{Mutant, set, set_faults};
+use tender_tests::oracle::groups::GroupSpec;
 use tender_tests::oracle::place::Arrangement;
 use tender_tests::oracle::scenario::Scenario;
 use tender_tests::oracle::world;
@@ -44,6 +45,14 @@ fn has(kind: GroupKind) -> impl Fn(&Scenario) -> bool {
 fn windowed(scenario: &Scenario) -> bool {
     scenario.groups.iter().any(|group| group.windowed() && group.blocks_per_chunk > 1)
 }
+/// Chunks that a window leaves behind before they are whole, and hits that end inside them.
+fn outlived(scenario: &Scenario) -> bool {
+    let outlived = |group: &GroupSpec| {
+        group.windowed()
+            && group.tokens_per_block * group.blocks_per_chunk as usize > group.window + group.retained
+    };
+    scenario.groups.len() > 1 && scenario.groups.iter().any(outlived)
+}
 fn drafting(scenario: &Scenario) -> bool {
     scenario.groups.iter().any(|group| group.lookahead > 0)
 }
@@ -78,7 +87,7 @@ fn the_oracle_finds_the_mutant_only_the_last_block_looked_at() {
 
 #[test]
 fn the_oracle_finds_the_mutant_blocks_of_a_window_that_moved_on() {
-    is_found(Mutant::FreedWindowGathered, 0, windowed);
+    is_found(Mutant::FreedWindowGathered, 0, outlived);
 }
 
 #[test]
@@ -144,4 +153,14 @@ fn the_oracle_finds_the_mutant_snapshot_after_reallocation() {
 #[test]
 fn the_oracle_finds_the_mutant_stores_across_a_reset() {
     is_found(Mutant::ResetForgotten, 0, |scenario| scenario.chances.reset > 0);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_chunk_with_a_part_missing() {
+    is_found(Mutant::PartMissing, 0, |scenario| scenario.parts > 1);
+}
+
+#[test]
+fn the_oracle_finds_the_mutant_plan_that_outlives_a_reset() {
+    is_found(Mutant::PlanOutlivesReset, 0, |scenario| scenario.chances.reset > 0 && scenario.asynchronous);
 }

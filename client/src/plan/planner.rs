@@ -188,9 +188,9 @@ impl Planner {
         let loads = std::mem::take(&mut self.queued_loads);
         self.counters.loads += loads.len() as u64;
         if active(Mutant::SnapshotLate) {
-            return StepPlan { stores_before: Vec::new(), loads, stores_after };
+            return StepPlan { loads, stores_after, ..StepPlan::default() };
         }
-        StepPlan { stores_before: std::mem::take(&mut self.ended_stores), loads, stores_after }
+        StepPlan { stores_before: std::mem::take(&mut self.ended_stores), loads, stores_after, epoch: None }
     }
 
     /// A request ends. What became final by that goes into the next plan's `stores_before`.

@@ -489,6 +489,7 @@ fn plans_survive_their_way_and_garbage_does_not_become_one() {
         stores_before: vec![store.clone()],
         loads: vec![LoadJob { request: "r".into(), items: vec![item], whole: false }],
         stores_after: vec![store.clone(), store],
+        epoch: Some(3),
     };
     let bytes = plan.encode();
     assert_eq!(StepPlan::decode(&bytes).unwrap(), plan);

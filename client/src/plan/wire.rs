@@ -17,6 +17,9 @@ pub struct StepPlan {
     pub loads: Vec<LoadJob>,
     /// Gathered after the pass, which writes some of their slots.
     pub stores_after: Vec<StoreJob>,
+    /// The namespace's epoch as the scheduler knew it. A plan is carried out after it was made, perhaps across a reset:
+    /// what it stores then is from before. `None`: nobody said.
+    pub epoch: Option<u64>,
 }
 
 /// One chunk to store.
@@ -73,6 +76,7 @@ impl StepPlan {
             stores_before: stores(&self.stores_before),
             loads: self.loads.iter().map(load).collect(),
             stores_after: stores(&self.stores_after),
+            epoch: self.epoch,
         }
         .encode_to_vec()
     }
@@ -88,6 +92,7 @@ impl StepPlan {
             stores_before: stores(raw.stores_before)?,
             loads: raw.loads.into_iter().map(load).collect::<Result<_, Refusal>>()?,
             stores_after: stores(raw.stores_after)?,
+            epoch: raw.epoch,
         })
     }
 }
@@ -104,6 +109,8 @@ struct StepPlanPb {
     loads: Vec<LoadJobPb>,
     #[prost(message, repeated, tag = "3")]
     stores_after: Vec<PiecePb>,
+    #[prost(uint64, optional, tag = "4")]
+    epoch: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]

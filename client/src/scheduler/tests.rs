@@ -235,9 +235,9 @@ fn requests_with_other_inputs_share_nothing() {
 #[test]
 fn a_descriptor_that_cannot_be_planned_for_is_refused() {
     let rig = Rig::start(|_| {});
-    let mut two_groups = descriptor();
-    two_groups.groups.push(two_groups.groups[0].clone());
-    assert!(rig.scheduler.set_descriptor(two_groups).is_err());
+    let mut parts_of_blocks = descriptor();
+    parts_of_blocks.ranks.context_parallel = 2.try_into().unwrap();
+    assert!(rig.scheduler.set_descriptor(parts_of_blocks).is_err());
     rig.scheduler.set_descriptor(descriptor()).unwrap();
 }
 

@@ -393,7 +393,12 @@ fn without_a_daemon_loads_fail_and_stores_are_skipped_at_once() {
     let store = StoreJob { chunk: chunk(0, 0), coverage: coverage(1), blocks: blocks(1) };
     let item = LoadItem { chunk: chunk(0, 0), needed: coverage(1), blocks: blocks(1) };
     let load = LoadJob { request: "r".into(), items: vec![item], whole: false };
-    let plan = StepPlan { stores_before: vec![store.clone()], loads: vec![load], stores_after: vec![store] };
+    let plan = StepPlan {
+        stores_before: vec![store.clone()],
+        loads: vec![load],
+        stores_after: vec![store],
+        epoch: None,
+    };
     let plan = plan.encode();
     worker.begin_step(&plan);
     worker.end_step(&plan);
@@ -454,6 +459,21 @@ fn what_the_daemon_has_is_not_sent_again_and_what_it_refuses_is_counted() {
     rig.store(vec![job(2)]);
     assert_eq!(rig.worker.counters().stores_skipped["no_space"], 1);
     assert_eq!(rig.worker.counters().transport, "shm");
+}
+
+#[test]
+fn what_was_planned_before_a_reset_and_comes_after_it_is_skipped() {
+    let rig = Rig::start(TransportChoice::Shm, Shape::SMALL, 1);
+    let job = |n: u8| StoreJob { chunk: chunk(0, n), coverage: coverage(0b1111), blocks: blocks(1) };
+    // The stand-in's namespaces are in epoch 1, and the worker knows it; the scheduler did not when it planned.
+    for (n, epoch) in [(1, Some(0)), (2, Some(1)), (3, None)] {
+        let plan = StepPlan { stores_before: vec![job(n)], epoch, ..StepPlan::default() };
+        rig.worker.begin_step(&plan.encode());
+    }
+    assert!(rig.worker.flush(Duration::from_secs(20)));
+    let counters = rig.worker.counters();
+    assert_eq!(counters.stored_parts, 2);
+    assert_eq!(counters.stores_skipped.get("namespace_reset"), Some(&1), "{counters:?}");
 }
 
 #[test]

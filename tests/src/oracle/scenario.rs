@@ -66,6 +66,8 @@ pub struct Chances {
     pub forget: u32,
     /// New weights: everything stored is reset.
     pub reset: u32,
+    /// One engine resets what is stored, while everybody goes on.
+    pub drop: u32,
     /// The daemon is restarted, empty.
     pub restart: u32,
     /// The engine takes less of a hit than it was offered.
@@ -94,6 +96,7 @@ impl Scenario {
             abort: chance(&mut rng, 0.6, 60),
             forget: chance(&mut rng, 0.8, 400),
             reset: chance(&mut rng, 0.25, 80),
+            drop: chance(&mut rng, 0.2, 80),
             restart: chance(&mut rng, 0.05, 15),
             take_less: chance(&mut rng, 0.2, 300),
         };
@@ -176,6 +179,7 @@ impl Scenario {
         add(&|s| s.chances.abort = 0);
         add(&|s| s.chances.forget = 0);
         add(&|s| s.chances.reset = 0);
+        add(&|s| s.chances.drop = 0);
         add(&|s| s.chances.restart = 0);
         add(&|s| s.chances.take_less = 0);
         add(&|s| s.arena_bytes = 16 << 20);

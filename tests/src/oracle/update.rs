@@ -34,6 +34,10 @@ impl Engine {
 
     /// False when the request is at its end.
     fn apply(&mut self, request: &mut Request, outcome: Outcome) -> bool {
+        if request.admission > outcome.admission + 1 {
+            // Preempted and begun anew before this was known: it will be sampled again.
+            return true;
+        }
         let end = request.limit.min(request.stop);
         let room = end.saturating_sub(request.tokens.len());
         request.tokens.extend(outcome.sampled.into_iter().take(room));

@@ -25,7 +25,12 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 /// Runs a scenario from beginning to end.
 pub fn run(scenario: &Scenario) -> Result<Stats, Failure> {
     let scenario = Rc::new(scenario.clone());
-    let setup = Setup { arena_bytes: scenario.arena_bytes, ..Setup::default() };
+    let mut setup = Setup { arena_bytes: scenario.arena_bytes, ..Setup::default() };
+    if scenario.parts > 1 {
+        // A reset may reach one rank before its gather and another after: their chunk waits for its other part as long
+        // as this.
+        setup.reservation = Duration::from_secs(1);
+    }
     let daemon = RUNTIME.block_on(Daemon::start(setup));
     let mut world = World { daemon: Some(daemon), engines: Vec::new(), scenario };
     let stats = world.play();
@@ -60,6 +65,10 @@ impl World {
             }
             if happens(&mut rng, scenario.chances.reset) {
                 self.change_weights()?;
+            }
+            if happens(&mut rng, scenario.chances.drop) {
+                let engine = rng.random_range(0..self.engines.len());
+                self.engines[engine].reset()?;
             }
             if happens(&mut rng, scenario.chances.restart) {
                 self.restart()?;
@@ -98,7 +107,6 @@ impl World {
     /// The model gets new weights, in all engines: nothing stored before is right any more.
     fn change_weights(&mut self) -> Result<(), Failure> {
         for engine in &mut self.engines {
-            engine.drain()?;
             engine.settle_loads()?;
         }
         for engine in &mut self.engines {
@@ -169,12 +177,17 @@ impl Engine {
         std::iter::once(self.side.counters().sessions).chain(workers).collect()
     }
 
+    fn reset(&mut self) -> Result<(), Failure> {
+        self.pool.forget();
+        match self.side.reset() {
+            true => Ok(()),
+            false => Err(fail(format!("{}: the reset was not heard", self.name()))),
+        }
+    }
+
     fn change_weights(&mut self) -> Result<(), Failure> {
         self.weights += 1;
-        self.pool.forget();
-        if !self.side.reset() {
-            return Err(fail(format!("{}: the reset was not heard", self.name())));
-        }
+        self.reset()?;
         // Some engines begin their requests anew, others let them end under the old weights.
         if self.rng.random_bool(0.5) {
             while let Some(request) = self.running.pop() {
