@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 CRATES := --workspace --exclude tender-kv
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-rust test-python test-vllm bench clean
+.PHONY: help setup build wheel demo test lint test-rust soak test-python test-vllm bench clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,11 +47,24 @@ test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'
 ifeq ($(NEXTEST),yes)
 	cargo nextest run --locked $(CRATES) --no-fail-fast
+	@printf '\n=== Tests of the oracle\n'
+	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
 	cargo test --locked $(CRATES) --no-fail-fast
+	@printf '\n=== Tests of the oracle\n'
+	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
 endif
+
+soak: ## The oracle over ever new seeds until it is stopped; prints each (FIRST=n begins elsewhere)
+	@printf '\n=== Soak\n'
+	cargo test --locked -p tender-tests --test oracle --no-run
+	@first=$${FIRST:-100000}; while true; do \
+		TENDER_ORACLE_VERBOSE=1 TENDER_ORACLE_FIRST=$$first TENDER_ORACLE_SEEDS=200 \
+			cargo test --locked --quiet -p tender-tests --test oracle -- --nocapture || exit 1; \
+		first=$$((first + 200)); \
+	done
 
 test-python: wheel ## Python tests that need no engine
 	@printf '\n=== Python tests\n'

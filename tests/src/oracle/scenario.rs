@@ -43,8 +43,12 @@ pub struct Scenario {
     pub racing: bool,
     /// The daemon's arena.
     pub arena_bytes: u64,
-    /// The second engine and so on are attached over TCP.
+    /// Every second engine is attached over the network.
     pub network: bool,
+    /// So little staging that stores are skipped.
+    pub tight: bool,
+    /// Loads have hardly any time, so many fail on the way.
+    pub hurried: bool,
     /// Tensor-parallel ranks of each engine.
     pub ranks: Vec<u32>,
     /// Parts that a chunk of heads has.
@@ -94,14 +98,14 @@ impl Scenario {
         };
         let chances = Chances {
             abort: chance(&mut rng, 0.6, 60),
-            forget: chance(&mut rng, 0.8, 400),
+            forget: chance(&mut rng, 0.85, 1000),
             reset: chance(&mut rng, 0.25, 80),
             drop: chance(&mut rng, 0.2, 80),
             restart: chance(&mut rng, 0.05, 15),
             take_less: chance(&mut rng, 0.2, 300),
         };
         let plan = PlanConfig {
-            hit_unit: if rng.random_bool(0.8) { HitUnit::Block } else { HitUnit::Chunk },
+            hit_unit: if rng.random_bool(0.9) { HitUnit::Block } else { HitUnit::Chunk },
             prompt_only: rng.random_bool(0.1),
             max_store_tokens: rng.random_bool(0.1).then(|| rng.random_range(1..100)),
             complete_chunks_only: rng.random_bool(0.1),
@@ -125,9 +129,11 @@ impl Scenario {
             racing: rng.random_bool(0.25),
             arena_bytes: *[256 << 10, 1 << 20, 16 << 20, 16 << 20].choose(&mut rng).expect("some"),
             network: rng.random_bool(0.5),
+            tight: rng.random_bool(0.1),
+            hurried: rng.random_bool(0.1),
             ranks,
             parts,
-            inputs: rng.random_range(1..4),
+            inputs: *[1, 1, 2, 3].choose(&mut rng).expect("some"),
             chances,
             plan,
         }
@@ -184,6 +190,8 @@ impl Scenario {
         add(&|s| s.chances.take_less = 0);
         add(&|s| s.arena_bytes = 16 << 20);
         add(&|s| s.network = false);
+        add(&|s| s.tight = false);
+        add(&|s| s.hurried = false);
         add(&|s| s.plan = PlanConfig::default());
         all
     }

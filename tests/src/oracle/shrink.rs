@@ -8,10 +8,10 @@ use super::world;
 /// Runs that shrinking may take.
 const TRIES: u32 = 60;
 
-/// Runs the seeds from `first` on. The first failure is made smaller and told.
-pub fn run_seeds(first: u64, count: u64) -> Result<Stats, String> {
+/// Runs the seeds. The first failure is made smaller and told.
+pub fn run_seeds(seeds: &[u64]) -> Result<Stats, String> {
     let mut stats = Stats::default();
-    for seed in first..first + count {
+    for &seed in seeds {
         if std::env::var_os("TENDER_ORACLE_VERBOSE").is_some() {
             println!("seed {seed}");
         }

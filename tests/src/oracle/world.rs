@@ -79,20 +79,14 @@ impl World {
 
     fn config(&self, number: u32) -> ClientConfig {
         let daemon = self.daemon.as_ref().expect("it runs");
-        let mut config = if number % 2 == 1 && self.scenario.network && self.scenario.chances.restart == 0 {
-            let address = match daemon.tcp() {
-                crate::raw::Target::Tcp(address) => format!("tcp://{address}"),
-                crate::raw::Target::Unix(path) => format!("unix:{}", path.display()),
-            };
-            let address: Address = address.parse().expect("an address");
-            crate::daemon::client_config(address, TransportChoice::Auto)
-        } else {
-            let choice = if number % 2 == 1 && self.scenario.network {
-                TransportChoice::Grpc
-            } else {
-                TransportChoice::Shm
-            };
-            daemon.client_config(choice)
+        let network = self.scenario.network && (u64::from(number) + self.scenario.seed).is_multiple_of(2);
+        // A daemon that starts again has another port.
+        let mut config = match daemon.tcp() {
+            crate::raw::Target::Tcp(address) if network && self.scenario.chances.restart == 0 => {
+                let address: Address = format!("tcp://{address}").parse().expect("an address");
+                crate::daemon::client_config(address, TransportChoice::Auto)
+            }
+            _ => daemon.client_config(if network { TransportChoice::Grpc } else { TransportChoice::Shm }),
         };
         if self.scenario.racing {
             config.lookup_wait = Duration::from_millis(1);
@@ -100,7 +94,10 @@ impl World {
             config.store_threads = 1;
             config.load_threads = 1;
         }
-        config.staging_bytes = bytesize::ByteSize::mib(2);
+        config.staging_bytes = bytesize::ByteSize::kib(if self.scenario.tight { 16 } else { 2048 });
+        if self.scenario.hurried {
+            config.load_deadline = Duration::from_micros(1500);
+        }
         config
     }
 
@@ -112,6 +109,8 @@ impl World {
         for engine in &mut self.engines {
             engine.change_weights()?;
         }
+        // Often the workers hear of it before the steps that are on their way.
+        std::thread::sleep(Duration::from_millis(3));
         Ok(())
     }
 
