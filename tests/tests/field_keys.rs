@@ -2,10 +2,13 @@
 //! both; in every process.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU32;
 use std::process::Command;
 
 use tender_client::hash::{KeyChain, MediaSpan, NamedInput, RequestInputs};
-use tender_proto::{ChainHash, ChunkId, Descriptor, Group, GroupIndex, Reason, v1};
+use tender_proto::{
+    BlocksPerChunk, ChainHash, ChunkId, Descriptor, Group, GroupIndex, GroupKind, Reason, v1,
+};
 use tender_tests::daemon::{Daemon, Setup};
 use tender_tests::raw::{Ask, raw_digest, refusal, refused};
 use tender_tests::{conserve, fixture, keys, pattern};
@@ -145,6 +148,12 @@ async fn field_03_two_images_never_share_a_key() {
     }
 }
 
+/// A group like the base's of another kind.
+fn kind(kind: GroupKind, window_tokens: u32, blocks_per_chunk: u32) -> Group {
+    let (tokens, blocks) = (NonZeroU32::new(16).unwrap(), BlocksPerChunk::new(blocks_per_chunk).unwrap());
+    Group::new(kind, tokens, blocks, NonZeroU32::new(window_tokens), vec![500]).unwrap()
+}
+
 /// What differs in one field from the base of case 5.
 fn variants(base: &Descriptor) -> Vec<(&'static str, Descriptor)> {
     let change = |what: fn(&mut Descriptor)| {
@@ -166,6 +175,15 @@ fn variants(base: &Descriptor) -> Vec<(&'static str, Descriptor)> {
         ("another chain version", change(|d| d.key_chain_version += 1)),
         ("2 blocks of 32 tokens", regroup(fixture::group(32, 2, &[1000]))),
         ("another chunk length", regroup(fixture::group(16, 8, &[500]))),
+        ("a block in two parts", regroup(fixture::group(16, 4, &[250, 250]))),
+        ("latents", regroup(kind(GroupKind::MlaLatent, 0, 4))),
+        ("states", regroup(kind(GroupKind::Recurrent, 0, 1))),
+        ("a window", regroup(kind(GroupKind::SlidingWindow, 128, 4))),
+        ("another window", regroup(kind(GroupKind::SlidingWindow, 129, 4))),
+        ("pieces", regroup(kind(GroupKind::ChunkedLocal, 128, 4))),
+        ("layers that look ahead", regroup(fixture::group(16, 4, &[500]).with_lookahead(1).unwrap())),
+        ("one more group", change(|d| d.groups.push(d.groups[0].clone()))),
+        ("two ranks", change(|d| d.ranks.tensor_parallel = NonZeroU32::new(2).unwrap())),
     ]
 }
 

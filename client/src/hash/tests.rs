@@ -141,6 +141,12 @@ fn field_38_golden_keys() {
     let made: Vec<_> = golden.iter().map(|(name, keys, _)| (*name, keys[keys.len() - 1].to_hex())).collect();
     let meant: Vec<_> = golden.iter().map(|(name, _, hex)| (*name, (*hex).to_owned())).collect();
     assert_eq!(made, meant);
+    // Draft layers, which see one token ahead: three chunks, since the fourth would need token 64.
+    let mut ahead = KeyChain::new(16, 1, &RequestInputs::default());
+    ahead.extend(&low);
+    let made: Vec<_> = ahead.hashes().iter().map(ChainHash::to_hex).collect();
+    assert_eq!(made.len(), 3);
+    assert_eq!(made[2], "a0b86359be7aefc04d56e5e1a480c92b4a94c36c5c07ba24e690b9e9db20ba30");
 }
 
 #[test]
