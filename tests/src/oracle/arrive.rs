@@ -51,7 +51,8 @@ impl Engine {
             }
         }
         // Few beginnings, cut and continued at random: hits end anywhere.
-        let length = self.rng.random_range(1..=longest);
+        let least = if self.rng.random_bool(0.7) { longest / 2 } else { 1 };
+        let length = self.rng.random_range(least..=longest);
         let base = 1000 * self.rng.random_range(1..3u32);
         let mut tokens: Vec<u32> = (base..).take(length).collect();
         for token in tokens.iter_mut().rev().take(own) {

@@ -87,7 +87,7 @@ impl Scenario {
         let mut groups = draw_groups(&mut rng, &mut drafts, asynchronous);
         let (ranks, parts) = draw_ranks(&mut rng, &mut groups);
         let arrangement = draw_arrangement(&mut rng, &groups);
-        let prompt_tokens = *[40, 90, 160].choose(&mut rng).expect("some");
+        let prompt_tokens = *[60, 120, 180].choose(&mut rng).expect("some");
         let output_tokens = rng.random_range(4..24usize);
         let longest: usize = prompt_tokens + 64 + 8;
         let one: usize = groups.iter().map(|group| longest.div_ceil(group.tokens_per_block) + 2).sum();
@@ -208,7 +208,9 @@ fn draw_groups(rng: &mut StdRng, drafts: &mut usize, asynchronous: bool) -> Vec<
     let mla = rng.random_bool(0.15);
     (0..count)
         .map(|index| {
-            let tokens_per_block = *[4usize, 8, 16, 32].choose(rng).expect("some");
+            let tokens_per_block = *[4u32, 8, 8, 16, 16, 32].choose(rng).expect("some");
+            // Chunks of a few dozen tokens, for prompts of a hundred.
+            let most_blocks = if rng.random_bool(0.9) { (48 / tokens_per_block).clamp(1, 8) } else { 8 };
             let mut kind = match rng.random_range(0..10) {
                 0..4 => GroupKind::FullAttention,
                 4..8 => GroupKind::SlidingWindow,
@@ -238,8 +240,12 @@ fn draw_groups(rng: &mut StdRng, drafts: &mut usize, asynchronous: bool) -> Vec<
             };
             GroupSpec {
                 kind,
-                tokens_per_block,
-                blocks_per_chunk: if kind == GroupKind::Recurrent { 1 } else { rng.random_range(1..=8) },
+                tokens_per_block: tokens_per_block as usize,
+                blocks_per_chunk: if kind == GroupKind::Recurrent {
+                    1
+                } else {
+                    rng.random_range(1..=most_blocks)
+                },
                 window,
                 retained,
                 lookahead: if kind == GroupKind::Recurrent { 0 } else { lookahead },
