@@ -1,5 +1,6 @@
 //! One daemon and its engines, from the first step to the audit at the end.
 
+use std::panic::catch_unwind;
 use std::rc::Rc;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -22,8 +23,17 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 });
 
-/// Runs a scenario from beginning to end.
+/// Runs a scenario from beginning to end. A panic on the way, of an audit for one, is a failure too.
 pub fn run(scenario: &Scenario) -> Result<Stats, Failure> {
+    let ran = catch_unwind(|| run_through(scenario));
+    ran.unwrap_or_else(|panic| {
+        let text =
+            panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
+        Err(fail(format!("a panic: {}", text.unwrap_or("of no words"))))
+    })
+}
+
+fn run_through(scenario: &Scenario) -> Result<Stats, Failure> {
     let scenario = Rc::new(scenario.clone());
     let mut setup = Setup { arena_bytes: scenario.arena_bytes, ..Setup::default() };
     if scenario.parts > 1 {
@@ -119,6 +129,10 @@ impl World {
         let sessions: Vec<_> = self.engines.iter().map(Engine::sessions).collect();
         let daemon = self.daemon.take().expect("it runs");
         self.daemon = Some(RUNTIME.block_on(daemon.restart()));
+        if self.scenario.racing {
+            // They find it by and by.
+            return Ok(());
+        }
         let give_up = Instant::now() + PATIENCE;
         for (engine, before) in self.engines.iter().zip(sessions) {
             while engine.sessions().iter().zip(&before).any(|(now, before)| now <= before) {
@@ -178,10 +192,13 @@ impl Engine {
 
     fn reset(&mut self) -> Result<(), Failure> {
         self.pool.forget();
-        match self.side.reset() {
-            true => Ok(()),
-            false => Err(fail(format!("{}: the reset was not heard", self.name()))),
+        let give_up = Instant::now() + PATIENCE;
+        while !self.side.reset() {
+            if Instant::now() > give_up {
+                return Err(fail(format!("{}: the reset is not heard", self.name())));
+            }
         }
+        Ok(())
     }
 
     fn change_weights(&mut self) -> Result<(), Failure> {
