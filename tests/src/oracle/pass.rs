@@ -184,28 +184,26 @@ impl Engine {
             for position in live.settled[index]..end {
                 let block = share.tables[index][position / group.tokens_per_block];
                 let slot = position % group.tokens_per_block;
-                let fingerprint = if position + group.lookahead < real_end {
+                // Draft layers run when it is known which drafts were right.
+                let right = if group.lookahead == 0 { real_end } else { real_end + accepted };
+                let fingerprint = if position + group.lookahead < right {
                     live.truth.first(position + 1 + group.lookahead)
                 } else if group.lookahead == 0 {
                     astray[position - real_end]
                 } else {
-                    // A draft layer that guessed what comes; the next pass computes it again.
+                    // They guess what comes; the next pass computes it again.
                     mix(live.truth.first(real_end), self.rng.random())
                 };
                 self.write(Spot { group: index, block, slot }, fingerprint);
             }
-            live.settled[index] = live.settled[index].max(real_end.saturating_sub(group.lookahead));
+            let settled = (real_end + accepted).saturating_sub(group.lookahead);
+            live.settled[index] = live.settled[index].max(settled);
         }
         let mut sampled = Vec::new();
         if real_end == live.known && share.samples > 0 {
             sampled.extend((live.known..=live.known + accepted).map(|position| live.truth.token(position)));
             live.computed = live.known + accepted;
             live.known += sampled.len();
-            for (settled, group) in live.settled.iter_mut().zip(&self.scenario.groups) {
-                if group.lookahead == 0 {
-                    *settled = live.computed;
-                }
-            }
         } else {
             live.computed = end;
         }
