@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    SupportsHMA,
+)
 
 from spec import CHUNK_TOKENS
 
 
-class LyingConnector(KVConnectorBase_V1):
+class LyingConnector(KVConnectorBase_V1, SupportsHMA):
     """Says that the first chunk of every long enough prompt is outside, and leaves its blocks as they are."""
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
@@ -31,3 +35,6 @@ class LyingConnector(KVConnectorBase_V1):
 
     def wait_for_save(self):
         pass
+
+    def request_finished_all_groups(self, request, block_ids):
+        return False, None

@@ -138,7 +138,7 @@ _KINDS = {
             "num_experts_per_tok": 2,
             "n_shared_experts": 1,
             "moe_intermediate_size": 64,
-            "first_k_dense_replace": 1,
+            "first_k_dense_replace": 3,
             "n_group": 1,
             "topk_group": 1,
         },

@@ -18,6 +18,8 @@ from slow_link import SlowLink
 from spec import BLOCK_TOKENS, CHUNK_TOKENS, Spec
 
 RECONNECT_TIMEOUT_S = 90
+EDGE_TOKENS = 768
+"""A multiple of every size of chunk that is used."""
 # A prompt of 640 tokens is about 1 MB of KV: a load then takes hundreds of engine steps.
 SLOW_BYTES_PER_S = 3_000_000
 
@@ -137,20 +139,23 @@ def chunked_prefill(bench: Bench) -> None:
 
 def every_kind_of_hit(bench: Bench) -> None:
     """For any model: whole prompts again, conversations that go on, and prompts that leave a stored one at places that
-    are boundaries of nothing, several at a time."""
+    are boundaries of nothing, several at a time. One conversation ends a chunk while it decodes, when all but the last
+    tokens of a window are gone, and is asked for up to that end: the hit must end inside the chunk."""
     asks = [Ask(f"p{n}", bench.prompt(n), 40) for n in (97, 333, 640, 1001)]
+    asks.append(Ask("edge", bench.prompt(EDGE_TOKENS - 60), 90))
     done = bench.run("first", asks)
     bench.engine.forget()
     bench.run("again", asks)
     bench.engine.forget()
     turns = [
         Ask(ask.name, ask.tokens + done.answers[ask.name].tokens + bench.prompt(5 + 40 * index))
-        for index, ask in enumerate(asks)
+        for index, ask in enumerate(asks[:-1])
     ]
+    turns.append(Ask("edge", (asks[-1].tokens + done.answers["edge"].tokens)[:EDGE_TOKENS]))
     bench.run("turns", turns)
     bench.engine.forget()
     cuts = [bench.random.randrange(100, 1001) for _ in range(6)]
-    branches = [Ask(f"cut{cut}", asks[-1].tokens[:cut] + bench.prompt(70)) for cut in cuts]
+    branches = [Ask(f"cut{cut}", asks[-2].tokens[:cut] + bench.prompt(70)) for cut in cuts]
     bench.run("branches", branches)
     bench.engine.forget()
     bench.run("branches-again", branches)
@@ -198,7 +203,7 @@ def every_kind_of_trouble(bench: Bench) -> None:
     bench.run("after-abort", asks)
     bench.engine.forget()
 
-    crowd = [Ask(f"c{index}", bench.prompt(100 + 13 * index), 190) for index in range(6)]
+    crowd = [Ask(f"c{index}", bench.prompt(100 + 11 * index), 150) for index in range(12)]
     bench.run("crowd", crowd)
     bench.engine.forget()
     bench.run("crowd-again", crowd)

@@ -35,14 +35,20 @@ KINDS = {
     "mistral": Kind("mistral", {"p97": 0, "p333": 256, "p640": 512, "p1001": 768}),
     "gpt-oss": Kind("gpt-oss", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960}, chunks={"tokens_per_chunk": 64}),
     "llama4": Kind("llama4", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960}, chunks={"tokens_per_chunk": 64}),
-    # The engine's CPU kernel leaves no states inside a prefill, so a pass ends at each boundary.
+    # The engine's CPU kernel cannot leave a state inside a pass, so a pass ends at each boundary. The engine keeps the
+    # state of a prompt's last boundary, so chunks are as small as that is exact.
     "granite-hybrid": Kind(
         "granite-hybrid",
         {"p97": 64, "p333": 320, "p640": 576, "p1001": 960},
         engine={"max_num_batched_tokens": 64},
+        chunks={"tokens_per_chunk": 64},
     ),
+    # The engine's CPU kernels mix up the latents of prompts that are computed together, with and without Tender.
     "deepseek-v2": Kind(
-        "deepseek-v2", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960}, chunks={"tokens_per_chunk": 64}
+        "deepseek-v2",
+        {"p97": 64, "p333": 320, "p640": 576, "p1001": 960},
+        engine={"max_num_seqs": 1},
+        chunks={"tokens_per_chunk": 64},
     ),
 }
 
@@ -57,7 +63,8 @@ def test_hits_of_every_kind(kind, spec, model, daemon, tmp_path: Path):
     assert_same_answers(plain, tender)
     assert_forgets(plain, ["again"])
     cached = tender.cached("again")
-    assert {name: tokens >= case.again[name] for name, tokens in cached.items()} == dict.fromkeys(cached, True), cached
+    short = {name: cached[name] for name, tokens in case.again.items() if cached[name] < tokens}
+    assert not short, short
     for name in HIT_PASSES:
         assert sum(tender.cached(name).values()) > sum(plain.cached(name).values()), (name, tender.cached(name))
     assert tender.loads_failed() == 0, tender.counters
@@ -84,13 +91,14 @@ def test_eight_bit_caches(spec, model, daemon, tmp_path: Path):
     plain, tender = run_both(spec("every_kind_of_hit", engine=engine), tmp_path)
     assert_same_answers(plain, tender)
     assert_forgets(plain, ["again"])
-    assert_served(tender, "again", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960})
+    assert_served(tender, "again", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960, "edge": 704})
 
 
-# Six requests of up to 355 tokens run together; windows and states take less than a block for every block of tokens.
+# Pools that twelve requests do not fit in, and one in which a load failed does while four others still hold their blocks:
+# the engine lets go of those in the order of its queue.
 TROUBLE = {
-    "gemma3": {"num_gpu_blocks_override": 110},
-    "granite-hybrid": {"num_gpu_blocks_override": 48, "max_num_batched_tokens": 64},
+    "gemma3": {"num_gpu_blocks_override": 180},
+    "granite-hybrid": {"num_gpu_blocks_override": 80, "max_num_batched_tokens": 64},
 }
 
 
@@ -99,9 +107,9 @@ def test_trouble_of_every_kind(kind, spec, model, tmp_path: Path):
     plain, tender = run_both(
         spec(
             "every_kind_of_trouble",
-            connector={},
+            connector={"blocks_per_chunk": None, "tokens_per_chunk": 64},
             model=model(kind),
-            engine={"max_model_len": 1024, **TROUBLE[kind]},
+            engine={"max_model_len": 1024, "max_num_seqs": 12, **TROUBLE[kind]},
             daemon_folder=str(tmp_path / "own"),
             link_bytes_per_s=0,
         ),

@@ -17,7 +17,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from tender_kv import _native
 from tender_kv._native import ConfigError
 from tender_kv.vllm import embedded
 from tender_kv.vllm.config import Settings
@@ -71,16 +70,13 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
         try:
             groups = cached_groups(vllm_config, kv_cache_config)
         except Unsupported as no:
-            # Each process says it once; whoever reads one process's log reads why.
             self._refusal = str(no)
-            logger.warning("Tender is off: %s", no)
+            # The workers find the same, and one warning is enough.
+            log = logger.warning if role is KVConnectorRole.WORKER else logger.info
+            log("Tender is off: %s", no)
             return
         settings.chunk_blocks((group.kind, group.tokens_per_block) for group in groups)
-        try:
-            self._start(settings, role, groups)
-        except (embedded.NoDaemon, OSError, _native.TenderError) as no:
-            self._refusal = str(no)
-            logger.warning("Tender is off: %s", no)
+        self._start(settings, role, groups)
 
     def _start(self, settings: Settings, role: KVConnectorRole, groups: list[Group]) -> None:
         engine_id = self._kv_transfer_config.engine_id or str(os.getpid())
@@ -95,7 +91,7 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
             return self._daemon.address
 
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, find_daemon(), name, groups)
+            self._scheduler = SchedulerSide(settings, find_daemon, name, groups)
         else:
             self._worker = WorkerSide(self._vllm_config, self._kv_cache_config, settings, find_daemon, name)
 

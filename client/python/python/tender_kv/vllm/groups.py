@@ -64,13 +64,17 @@ def cached_groups(config: VllmConfig, cache: KVCacheConfig) -> list[Group]:
     _check_parallel(config)
     lookahead = _lookahead_tokens(config)
     cacheable = set(cache.prefix_cacheable_group_ids)
-    found = [
-        _group(index, spec, index in cacheable, _group_lookahead(cache, spec, lookahead))
-        for index, spec in enumerate(cache.kv_cache_groups)
-    ]
-    if not found:
+    groups = cache.kv_cache_groups
+    if not groups:
         raise Unsupported("the model has no KV cache")
-    return found
+    try:
+        return [
+            _group(index, group, index in cacheable, _group_lookahead(cache, group, lookahead))
+            for index, group in enumerate(groups)
+        ]
+    except Unsupported as no:
+        names = ", ".join(f"{len(group.layer_names)} x {type(_first_layer(group)).__name__}" for group in groups)
+        raise Unsupported(f"{no} (the model's layers by group: {names})") from None
 
 
 def _check_parallel(config: VllmConfig) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from vllm.v1.request import RequestStatus
 
 from tender_kv import _native
 from tender_kv.vllm.config import Settings
+from tender_kv.vllm.embedded import NoDaemon
 from tender_kv.vllm.inputs import InputNames, Unnamed
 from tender_kv.vllm.kinds import Group, load_fails_as_a_whole
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
@@ -47,8 +48,10 @@ class _Tracked:
 class SchedulerSide:
     """One engine's scheduler."""
 
-    def __init__(self, settings: Settings, address: str, name: str, groups: list[Group]):
-        self._native = _native.Scheduler(settings.client_json(address, name), settings.plan_json())
+    def __init__(self, settings: Settings, find_daemon: Callable[[], str], name: str, groups: list[Group]):
+        self._settings, self._find_daemon, self._name = settings, find_daemon, name
+        # Made when the workers have something to cache: a private daemon is started then, and not before.
+        self._native: _native.Scheduler | None = None
         self._names = InputNames()
         self._groups = groups
         self._group_of = {group.engine_id: index for index, group in enumerate(groups)}
@@ -56,7 +59,6 @@ class SchedulerSide:
         self._tracked: dict[str, _Tracked] = {}
         self._loads: dict[str, list[int]] = {}
         self._logged_kinds: set[str] = set()
-        self._ready = False
 
     def set_handshake(self, metadata: dict[Any, TenderHandshake]) -> None:
         """What all workers found. Different findings would mix different bytes under one key."""
@@ -69,11 +71,17 @@ class SchedulerSide:
         if len(descriptors) != 1:
             logger.warning("Tender is off: the workers describe their KV caches in %d ways", len(descriptors))
             return
-        self._native.set_descriptor(descriptors.pop())
-        self._ready = True
+        try:
+            address = self._find_daemon()
+            native = _native.Scheduler(self._settings.client_json(address, self._name), self._settings.plan_json())
+            native.set_descriptor(descriptors.pop())
+        except (NoDaemon, OSError, _native.TenderError) as no:
+            logger.warning("Tender is off: %s", no)
+            return
+        self._native = native
 
     def new_request(self, request: Request) -> None:
-        if not self._ready:
+        if self._native is None:
             return
         try:
             inputs = self._names.of(request)
@@ -114,6 +122,8 @@ class SchedulerSide:
 
     def step(self, output: SchedulerOutput) -> TenderMetadata:
         """One native call for all of a step."""
+        if self._native is None:
+            return TenderMetadata()
         scheduled, states = output.num_scheduled_tokens, self._states(output)
         rows = []
 
@@ -167,7 +177,7 @@ class SchedulerSide:
         return TenderMetadata(plan, loads)
 
     def loads_over(self, output: KVConnectorOutput) -> None:
-        if output.finished_recving:
+        if self._native is not None and output.finished_recving:
             self._native.loads_finished(list(output.finished_recving))
 
     def finished(self, request: Request, blocks: tuple[list[int], ...]) -> None:
@@ -186,13 +196,14 @@ class SchedulerSide:
         )
 
     def reset(self) -> bool:
-        return self._native.reset()
+        return self._native is None or self._native.reset()
 
     def counters(self) -> dict[str, Any]:
-        return json.loads(self._native.counters_json())
+        return {} if self._native is None else json.loads(self._native.counters_json())
 
     def shutdown(self) -> None:
-        self._native.shutdown()
+        if self._native is not None:
+            self._native.shutdown()
 
 
 def _new_tokens(tracked: _Tracked) -> list[int]:

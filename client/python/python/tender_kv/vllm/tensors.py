@@ -149,3 +149,9 @@ def _scales(
         return None
     half = tensor.shape[-1] * tensor.element_size() // 2
     return Scales(tensor.data_ptr() + half - _SCALE_BYTES, block_stride, list(axes))
+
+
+def advice(layers: list[Layer]) -> str:
+    """What a user can do about a layout that was refused; empty where nothing is known to help."""
+    between_layers = any(layer.scales and layer.block_stride_bytes > layer.page_bytes for layer in layers)
+    return "; VLLM_KV_CACHE_LAYOUT=LBHNC gives each layer a place of its own" if between_layers else ""

@@ -67,7 +67,10 @@ class WorkerSide:
         groups = cached_groups(self._config, self._cache)
         described = tensors.describe(kv_caches, groups, self._cache.num_blocks)
         ranks = parts.of_rank(self._config, groups)
-        layout = _native.Layout(described, self._cache.num_blocks, ranks.shards, list(kv_caches.values()))
+        try:
+            layout = _native.Layout(described, self._cache.num_blocks, ranks.shards, list(kv_caches.values()))
+        except _native.LayoutError as no:
+            raise Unsupported(f"{no}{tensors.advice(described)}") from None
         chunk_blocks = self._settings.chunk_blocks((group.kind, group.tokens_per_block) for group in groups)
         identity = Identity(
             **asdict(namespace.name(self._config, groups)),
