@@ -41,6 +41,7 @@ fn filled() -> Result<Filled, Box<dyn Error>> {
                 bytes: u64::from(STORED + 1) * PART_BYTES * 9,
                 prefault: false,
                 keep: false,
+                discard: false,
             },
             default_lease: forever,
             max_lease: forever,

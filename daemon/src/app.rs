@@ -29,6 +29,9 @@ const SWEEP: Duration = Duration::from_millis(100);
 /// How long connections get to close once all work is over or the grace time is.
 const CLOSE: Duration = Duration::from_secs(1);
 
+/// Small bites: a scrub does not hold up anybody for longer than a chunk takes.
+const SCRUBS_PER_SECOND: u32 = 10;
+
 /// Why the daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
@@ -148,6 +151,9 @@ impl RunningApp {
             app.addresses.push(place);
         }
         app.help();
+        if config.scrub_bytes_per_second > 0 {
+            app.scrub(config.scrub_bytes_per_second);
+        }
         Ok(app)
     }
 
@@ -171,6 +177,29 @@ impl RunningApp {
             }
         };
         self.servers.push(server);
+    }
+
+    /// Verifies at the configured rate. A chunk is read as a whole, so what was read too much is waited for.
+    fn scrub(&mut self, bytes_per_second: u64) {
+        let engine = Arc::clone(&self.engine);
+        self.helpers.push(spawn("scrub", async move {
+            let each_tick = bytes_per_second.div_ceil(u64::from(SCRUBS_PER_SECOND));
+            let mut tick = tokio::time::interval(Duration::from_secs(1) / SCRUBS_PER_SECOND);
+            tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let mut owed = 0u64;
+            loop {
+                tick.tick().await;
+                owed = owed.saturating_sub(each_tick);
+                if owed > 0 {
+                    continue;
+                }
+                let engine = Arc::clone(&engine);
+                match blocking("scrub", move || engine.scrub(each_tick)).await {
+                    Ok(read_bytes) => owed = read_bytes,
+                    Err(error) => return tracing::error!(%error, "stored bytes are no longer verified"),
+                }
+            }
+        }));
     }
 
     fn help(&mut self) {

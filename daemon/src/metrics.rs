@@ -152,6 +152,12 @@ fn engine_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
             "Parts that were not written in time",
             stats.expired_reservations,
         ),
+        counter("tender_scrubbed_bytes", "Stored bytes that were verified again", stats.scrubbed_bytes),
+        counter(
+            "tender_quarantined_chunks",
+            "Chunks whose bytes had changed in memory and that were taken out",
+            stats.quarantined_chunks,
+        ),
     ];
     for (name, help, rows) in ended {
         out.counters(name, help, &[], rows)?;

@@ -7,7 +7,11 @@ use hashbrown::HashMap;
 use parking_lot::RwLock;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
 
+use crate::arena::catalogue::{Catalogue, NamespaceEntry, OldNamespace};
 use crate::counters::ReasonCounts;
+
+/// Epochs count from here, so that 0 can stand for none.
+const FIRST_EPOCH: u32 = 1;
 
 /// One registered namespace.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub(crate) struct Namespace {
     pub(crate) descriptor: Descriptor,
     /// Counts resets. What was reserved in an earlier epoch can neither become nor stay READY.
     epoch: AtomicU32,
+    /// Its place in the arena's catalogue, if there was room: without, nothing of it outlives the daemon.
+    pub(crate) entry: Option<NamespaceEntry>,
     /// Sessions that have registered it.
     bound_sessions: AtomicU32,
     /// What is stored in it and was asked of it.
@@ -40,12 +46,13 @@ pub(crate) struct NamespaceCounters {
 }
 
 impl Namespace {
-    fn new(index: u32, digest: NamespaceDigest, descriptor: Descriptor) -> Self {
+    fn new(index: u32, descriptor: Descriptor, epoch: u32, entry: Option<NamespaceEntry>) -> Self {
         Self {
             index,
-            digest,
+            digest: descriptor.digest(),
             descriptor,
-            epoch: AtomicU32::new(1),
+            epoch: AtomicU32::new(epoch),
+            entry,
             bound_sessions: AtomicU32::new(0),
             counters: NamespaceCounters::default(),
         }
@@ -56,7 +63,11 @@ impl Namespace {
     }
     /// Begins a new epoch and returns it.
     pub(crate) fn begin_epoch(&self) -> u32 {
-        self.epoch.fetch_add(1, Ordering::AcqRel) + 1
+        let begin = || self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        match &self.entry {
+            Some(entry) => entry.begin_epoch(begin),
+            None => begin(),
+        }
     }
     /// A session that had bound it has ended.
     pub(crate) fn unbind(&self) {
@@ -74,6 +85,7 @@ impl Namespace {
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     max: usize,
+    catalogue: Arc<Catalogue>,
     inner: RwLock<Inner>,
 }
 
@@ -85,8 +97,13 @@ struct Inner {
 }
 
 impl Namespaces {
-    pub(crate) fn new(max: usize) -> Self {
-        Self { max, inner: RwLock::default() }
+    pub(crate) fn new(max: usize, catalogue: Arc<Catalogue>) -> Self {
+        Self { max, catalogue, inner: RwLock::default() }
+    }
+
+    /// Makes a namespace known that an earlier daemon had.
+    pub(crate) fn restore(&self, old: OldNamespace) -> Arc<Namespace> {
+        self.inner.write().insert(old.descriptor, old.epoch, Some(old.entry))
     }
 
     /// Makes a namespace known, or finds it, and counts one more session bound to it unless `bound` says that
@@ -122,7 +139,7 @@ impl Namespaces {
         }
         let namespace = match inner.by_digest.get(&digest) {
             Some(known) => Arc::clone(known),
-            None => inner.add(self.max, digest, descriptor)?,
+            None => inner.add(self.max, &self.catalogue, descriptor)?,
         };
         // Under the lock, so that a namespace is never forgotten between being found and being bound.
         if bound(&namespace)? {
@@ -154,7 +171,7 @@ impl Inner {
     fn add(
         &mut self,
         max: usize,
-        digest: NamespaceDigest,
+        catalogue: &Catalogue,
         descriptor: Descriptor,
     ) -> Result<Arc<Namespace>, Refusal> {
         if self.by_digest.len() >= max {
@@ -167,10 +184,20 @@ impl Inner {
                 "let the engines of another model end, reset its namespace, or raise the daemon's limit",
             ));
         }
-        let namespace = Arc::new(Namespace::new(self.next_index, digest, descriptor));
+        let entry = catalogue.add_namespace(&descriptor, FIRST_EPOCH);
+        Ok(self.insert(descriptor, FIRST_EPOCH, entry))
+    }
+
+    fn insert(
+        &mut self,
+        descriptor: Descriptor,
+        epoch: u32,
+        entry: Option<NamespaceEntry>,
+    ) -> Arc<Namespace> {
+        let namespace = Arc::new(Namespace::new(self.next_index, descriptor, epoch, entry));
         self.next_index += 1;
-        self.by_digest.insert(digest, Arc::clone(&namespace));
-        Ok(namespace)
+        self.by_digest.insert(namespace.digest, Arc::clone(&namespace));
+        namespace
     }
 
     fn forget_one_idle(&mut self) {

@@ -83,11 +83,11 @@ fn an_arena_that_does_not_fit_ends_with_1_and_leaves_nothing() {
 }
 
 #[test]
-fn a_signal_drains_and_ends_with_0_and_no_file_is_left() {
+fn a_signal_drains_and_ends_with_0_and_leaves_the_arena_only_if_it_is_to_be_kept() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let dir = tempfile::tempdir().unwrap();
-        let (mut child, line) =
-            start(&mut tenderd(dir.path(), &["--arena-size", "16MiB", "--listen", "tcp:127.0.0.1:0"]));
+        let settings = ["--arena-size", "16MiB", "--arena-keep", "false", "--listen", "tcp:127.0.0.1:0"];
+        let (mut child, line) = start(&mut tenderd(dir.path(), &settings));
         let socket = dir.path().join("t.sock");
         for part in
             [&format!("unix:{}", socket.display()), "tcp://127.0.0.1:", "16.0 MiB", &child.id().to_string()]
@@ -99,6 +99,13 @@ fn a_signal_drains_and_ends_with_0_and_no_file_is_left() {
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(signalled(&mut child, signal).code(), Some(0));
         assert!(left(dir.path()).is_empty(), "{:?}", left(dir.path()));
+        // A daemon that serves nobody but its own engine goes with all it had.
+        for (settings, kept) in [(&["--exit-when-unused", "1h"][..], false), (&[], true)] {
+            let settings = [&["--arena-size", "16MiB"], settings].concat();
+            let (mut child, _) = start(&mut tenderd(dir.path(), &settings));
+            assert_eq!(signalled(&mut child, signal).code(), Some(0));
+            assert_eq!(left(dir.path()) == ["arena"], kept, "{:?}", left(dir.path()));
+        }
     }
 }
 

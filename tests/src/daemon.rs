@@ -76,6 +76,7 @@ impl Setup {
         engine.arena.place = dir.join("arena");
         engine.arena.bytes = self.arena_bytes;
         engine.arena.prefault = false;
+        engine.arena.keep = false;
         engine.default_lease = self.default_lease;
         engine.max_lease = self.max_lease;
         engine.reservation = self.reservation;

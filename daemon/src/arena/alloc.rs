@@ -45,13 +45,52 @@ pub struct Extent {
 impl ExtentPool {
     /// A pool of the whole units in `bytes`; `None` below one unit and above `MAX_POOL_BYTES`.
     pub fn new(bytes: u64) -> Option<Arc<Self>> {
-        if bytes > MAX_POOL_BYTES {
-            return None;
+        Self::restore(bytes, &[]).map(|(pool, _)| pool)
+    }
+
+    /// The same with pieces that are taken already, given as offset and bytes. A piece that the pool cannot have, or
+    /// that shares a page with one before it (by offset), comes back as `None`.
+    ///
+    /// The allocator cannot take a given range. But it cuts from the front of the only hole, so taking pieces and the
+    /// gaps between them in order, and giving the gaps back at the end, leaves exactly the pieces. It searches one
+    /// size class above a request; a guard behind the pool, never given back, keeps the hole large enough for that
+    /// to the very end, and is taken itself because a power of two is its own class.
+    pub(crate) fn restore(bytes: u64, pieces: &[(u64, u64)]) -> Option<(Arc<Self>, Vec<Option<Extent>>)> {
+        let capacity_units = units_of_pool(bytes)?;
+        let guard_units = (capacity_units / 2).next_power_of_two();
+        let nodes = max_extents(bytes) + 2;
+        let mut allocator = Allocator::with_max_allocs(capacity_units + guard_units, nodes);
+        let mut order: Vec<usize> = (0..pieces.len()).collect();
+        order.sort_unstable_by_key(|&piece| pieces[piece]);
+        let mut taken: Vec<Option<Allocation>> = vec![None; pieces.len()];
+        let (mut gaps, mut end, mut used_units) = (Vec::new(), 0u32, 0);
+        for piece in order {
+            let (offset, bytes) = pieces[piece];
+            let Some((start, units)) = units_of_piece(offset, bytes, capacity_units) else { continue };
+            if start < end {
+                continue;
+            }
+            if start > end {
+                gaps.push(allocator.allocate(start - end)?);
+            }
+            let allocation = allocator.allocate(units)?;
+            debug_assert_eq!(allocation.offset, start, "cut from the front of the only hole");
+            taken[piece] = Some(allocation);
+            end = start + units;
+            used_units += units;
         }
-        let capacity_units = u32::try_from(bytes / UNIT_BYTES).ok().filter(|&units| units > 0)?;
-        let nodes = (capacity_units / UNITS_PER_NODE).clamp(MIN_NODES, MAX_NODES);
-        let allocator = Allocator::with_max_allocs(capacity_units, nodes);
-        Some(Arc::new(Self { capacity_units, inner: Mutex::new(Inner { allocator, used_units: 0 }) }))
+        if end < capacity_units {
+            gaps.push(allocator.allocate(capacity_units - end)?);
+        }
+        allocator.allocate(guard_units)?;
+        gaps.into_iter().for_each(|gap| allocator.free(gap));
+        let inner = Mutex::new(Inner { allocator, used_units });
+        let pool = Arc::new(Self { capacity_units, inner });
+        let extent = |(allocation, &(_, bytes)): (Option<Allocation>, &(u64, u64))| {
+            Some(Extent { pool: Arc::clone(&pool), allocation: allocation?, bytes })
+        };
+        let extents = taken.into_iter().zip(pieces).map(extent).collect();
+        Some((pool, extents))
     }
 
     /// Bytes of the pool.
@@ -61,6 +100,12 @@ impl ExtentPool {
     /// Bytes of all live extents, rounding included.
     pub fn used_bytes(&self) -> u64 {
         u64::from(self.inner.lock().used_units) * UNIT_BYTES
+    }
+    /// A request of this size would succeed if nothing were taken.
+    pub fn largest_extent_bytes(&self) -> u64 {
+        // Size classes have four significant bits.
+        let cut = (u32::BITS - self.capacity_units.leading_zeros()).saturating_sub(4);
+        u64::from(self.capacity_units >> cut << cut) * UNIT_BYTES
     }
     /// A request of this size would succeed now.
     pub fn largest_free_bytes(&self) -> u64 {
@@ -91,6 +136,25 @@ impl ExtentPool {
             inner.used_units, report.total_free_space, self.capacity_units
         ))
     }
+}
+
+/// Most pieces that a pool of so many bytes has at one time.
+pub(crate) fn max_extents(pool_bytes: u64) -> u32 {
+    let units = units_of_pool(pool_bytes).unwrap_or(0);
+    (units / UNITS_PER_NODE).clamp(MIN_NODES, MAX_NODES)
+}
+
+fn units_of_pool(bytes: u64) -> Option<u32> {
+    let units = u32::try_from(bytes / UNIT_BYTES).ok()?;
+    (units > 0 && bytes <= MAX_POOL_BYTES).then_some(units)
+}
+
+/// First unit and units of a piece that lies in the pool and begins with a page.
+fn units_of_piece(offset_bytes: u64, bytes: u64, capacity_units: u32) -> Option<(u32, u32)> {
+    let units = class_units(bytes)?;
+    let start = u32::try_from(offset_bytes / UNIT_BYTES).ok()?;
+    let inside = start.checked_add(units).is_some_and(|end| end <= capacity_units);
+    (inside && offset_bytes.is_multiple_of(UNIT_BYTES)).then_some((start, units))
 }
 
 /// Units that a request takes; `None` for 0 bytes and for more than any pool has.
@@ -178,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_extent_is_what_an_empty_pool_can_give() {
+        for units in (1..3000).chain([1 << 20, (1 << 20) + 1, 3_000_001]) {
+            let pool = ExtentPool::new(units * UNIT_BYTES).unwrap();
+            assert_eq!(pool.largest_extent_bytes(), pool.largest_free_bytes(), "{units} units");
+            assert!(pool.allocate(pool.largest_extent_bytes()).is_some(), "{units} units");
+        }
+    }
+
+    #[test]
     fn impossible_requests_are_refused() {
         let pool = ExtentPool::new(10 * UNIT_BYTES).unwrap();
         assert!(pool.allocate(0).is_none());
@@ -200,7 +273,51 @@ mod tests {
         assert!(pool.allocate(pool.capacity_bytes()).is_some());
     }
 
+    #[test]
+    fn pieces_that_cannot_be_are_not_restored() {
+        let page = UNIT_BYTES;
+        let pieces = [
+            (0, page),
+            (0, 1),
+            (page + 1, page),
+            (3 * page, 2 * page),
+            (4 * page, page),
+            (15 * page, 2 * page),
+            (u64::MAX - page + 1, page),
+            (5 * page, 0),
+        ];
+        let (pool, extents) = ExtentPool::restore(16 * page, &pieces).unwrap();
+        let restored: Vec<_> =
+            extents.iter().map(|extent| extent.as_ref().map(Extent::offset_bytes)).collect();
+        // Of two at one place the smaller comes first.
+        assert_eq!(restored, [None, Some(0), None, Some(3 * page), None, None, None, None]);
+        assert_eq!((pool.used_bytes(), pool.audit()), (3 * page, Ok(())));
+    }
+
     proptest! {
+        /// What a pool held is held by the restored one, at its place, and everything else is free.
+        #[test]
+        fn a_restored_pool_holds_exactly_what_the_old_one_did(
+            sizes in prop::collection::vec((1u64..200_000, any::<bool>()), 1..60),
+            capacity in 256u64..700,
+        ) {
+            let bytes = capacity * UNIT_BYTES;
+            let old = ExtentPool::new(bytes).unwrap();
+            let all: Vec<_> = sizes.iter().filter_map(|&(size, keep)| Some((old.allocate(size)?, keep))).collect();
+            let kept: Vec<_> = all.into_iter().filter_map(|(extent, keep)| keep.then_some(extent)).collect();
+            let pieces: Vec<_> = kept.iter().map(|extent| (extent.offset_bytes(), extent.bytes())).collect();
+            let (pool, extents) = ExtentPool::restore(bytes, &pieces).unwrap();
+            let restored: Vec<_> =
+                extents.iter().flatten().map(|extent| (extent.offset_bytes(), extent.bytes())).collect();
+            prop_assert_eq!(&restored, &pieces);
+            prop_assert_eq!(pool.used_bytes(), old.used_bytes());
+            prop_assert_eq!(pool.largest_free_bytes(), old.largest_free_bytes());
+            prop_assert_eq!(pool.audit(), Ok(()));
+            drop(extents);
+            prop_assert_eq!(pool.used_bytes(), 0);
+            prop_assert_eq!(pool.largest_free_bytes(), ExtentPool::new(bytes).unwrap().largest_free_bytes());
+        }
+
         /// No two extents share a byte, nothing is lost, and freed neighbours become one hole again.
         #[test]
         fn extents_never_overlap_and_all_bytes_come_back(

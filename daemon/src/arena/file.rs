@@ -12,21 +12,32 @@ use nix::sys::statvfs::fstatvfs;
 
 use super::cgroup;
 use super::error::StartError;
+use super::shape::Shape;
 
-/// Bytes in front of the first chunk.
-pub(super) const HEADER_BYTES: u64 = 4096;
-/// Format of the header and of what follows it.
-pub(super) const FORMAT: u32 = 1;
+/// Format of the header and of what follows it. 1 had no records: what it held cannot be found again.
+pub(super) const FORMAT: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"TENDERA1";
-const ENCODED: usize = 24;
+const ENCODED: usize = 56;
+/// Where the header says how many record slots were ever used.
+pub(super) const USED_SLOTS_AT: u64 = 44;
 
-/// What the first page says: magic, format, process id, size of the file; all little endian.
+/// What the first page says, little endian: magic, format, process id, size of the file; then the pool's size, record
+/// slots, starts so far, a checksum over all before that does not change, and record slots ever used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Header {
     format: u32,
     pid: u32,
-    file_bytes: u64,
+    shape: Shape,
+    boots: u32,
+    used_slots: u32,
+}
+
+/// The beginning of a header, the same in every format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Prefix {
+    format: u32,
+    pid: u32,
 }
 
 impl Header {
@@ -35,38 +46,81 @@ impl Header {
         out[..8].copy_from_slice(&MAGIC);
         out[8..12].copy_from_slice(&self.format.to_le_bytes());
         out[12..16].copy_from_slice(&self.pid.to_le_bytes());
-        out[16..].copy_from_slice(&self.file_bytes.to_le_bytes());
+        out[16..24].copy_from_slice(&self.shape.file_bytes().to_le_bytes());
+        out[24..32].copy_from_slice(&self.shape.pool_bytes.to_le_bytes());
+        out[32..36].copy_from_slice(&self.shape.record_slots.to_le_bytes());
+        let sum = Self::checksum(&out);
+        out[36..40].copy_from_slice(&sum);
+        out[40..44].copy_from_slice(&self.boots.to_le_bytes());
+        out[44..48].copy_from_slice(&self.used_slots.to_le_bytes());
         out
     }
-    /// `None` for what does not begin like an arena.
+    /// Over what is the same for the file's whole life.
+    fn checksum(raw: &[u8; ENCODED]) -> [u8; 4] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&raw[..12]).update(&raw[16..36]);
+        let mut sum = [0; 4];
+        sum.copy_from_slice(&hasher.finalize().as_bytes()[..4]);
+        sum
+    }
+    /// `None` unless it is a whole header of this format.
     fn read(file: &File) -> Option<Self> {
         let mut raw = [0; ENCODED];
         file.read_exact_at(&mut raw, 0).ok()?;
         let word = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
-        let file_bytes = u64::from(word(16)) | u64::from(word(20)) << 32;
-        (raw[..8] == MAGIC).then(|| Self { format: word(8), pid: word(12), file_bytes })
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let shape = Shape { pool_bytes: long(24), record_slots: word(32) };
+        let good = raw[..8] == MAGIC && word(8) == FORMAT && raw[36..40] == Self::checksum(&raw);
+        good.then(|| Self { format: FORMAT, pid: word(12), shape, boots: word(40), used_slots: word(44) })
     }
 }
 
-/// Opens or makes the file, alone: the returned lock ends with it. A file that was made here is removed
-/// again on failure; one that was there is touched only if it is an unused arena of a format we know.
-pub(super) fn open(place: &Path, file_bytes: u64) -> Result<Flock<File>, StartError> {
+impl Prefix {
+    /// `None` for what does not begin like an arena.
+    fn read(file: &File) -> Option<Self> {
+        let mut raw = [0; 16];
+        file.read_exact_at(&mut raw, 0).ok()?;
+        let word = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+        (raw[..8] == MAGIC).then(|| Self { format: word(8), pid: word(12) })
+    }
+}
+
+/// What there was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// Nothing, or nothing that this daemon can serve; then why.
+    New(Option<&'static str>),
+    /// An arena of this very shape.
+    Same { boots: u32, used_slots: u32 },
+}
+
+/// An arena's file, held by this process alone: the lock ends with it.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) file: Flock<File>,
+    pub(super) found: Found,
+}
+
+/// Opens or makes the file, alone. A file that was made here is removed again on failure; one that was there is touched
+/// only if it is an unused arena of a format we know, or if the operator says so with `discard`.
+pub(super) fn open(place: &Path, shape: Shape, discard: bool) -> Result<Opened, StartError> {
     let (file, made) = loop {
         match open_locked(place)? {
-            Opened::Locked { file, made } => break (file, made),
-            Opened::Raced => {}
+            Attempt::Locked { file, made } => break (file, made),
+            Attempt::Raced => {}
         }
     };
-    prepare(&file, place, file_bytes).map(|()| file).inspect_err(|error| {
+    let found = prepare(&file, place, shape, discard).inspect_err(|error| {
         // Whatever was there before keeps its bytes, except where it was already cut for reuse.
         let reused = matches!(error, StartError::Io { doing: "size" | "write the header of", .. });
         if made || reused {
             remove(place);
         }
-    })
+    })?;
+    Ok(Opened { file, found })
 }
 
-enum Opened {
+enum Attempt {
     Locked {
         file: Flock<File>,
         made: bool,
@@ -75,7 +129,7 @@ enum Opened {
     Raced,
 }
 
-fn open_locked(place: &Path) -> Result<Opened, StartError> {
+fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
@@ -83,7 +137,7 @@ fn open_locked(place: &Path) -> Result<Opened, StartError> {
         Ok(file) => (file, true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match options.open(place) {
             Ok(file) => (file, false),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Opened::Raced),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Attempt::Raced),
             Err(error) => return Err(io("open")(error)),
         },
         Err(error) => return Err(io("create")(error)),
@@ -94,7 +148,7 @@ fn open_locked(place: &Path) -> Result<Opened, StartError> {
     let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(file) => file,
         Err((file, Errno::EWOULDBLOCK)) => {
-            let pid = Header::read(&file).map_or(0, |header| header.pid);
+            let pid = Prefix::read(&file).map_or(0, |prefix| prefix.pid);
             return Err(StartError::InUse { place: place.to_owned(), pid });
         }
         Err((_, error)) => return Err(io("lock")(error.into())),
@@ -102,38 +156,61 @@ fn open_locked(place: &Path) -> Result<Opened, StartError> {
     let ours = file.metadata().map_err(io("inspect"))?;
     match fs::symlink_metadata(place) {
         Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
-            Ok(Opened::Locked { file, made })
+            Ok(Attempt::Locked { file, made })
         }
-        _ => Ok(Opened::Raced),
+        _ => Ok(Attempt::Raced),
     }
 }
 
-fn prepare(file: &Flock<File>, place: &Path, file_bytes: u64) -> Result<(), StartError> {
+fn prepare(file: &Flock<File>, place: &Path, shape: Shape, discard: bool) -> Result<Found, StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let metadata = file.metadata().map_err(io("inspect"))?;
-    // An empty file is what a daemon leaves that died between making the file and describing it.
-    if metadata.len() > 0 {
-        match Header::read(file) {
-            Some(header) if header.format > FORMAT => {
-                return Err(StartError::NewerFormat {
-                    place: place.to_owned(),
-                    found: header.format,
-                    known: FORMAT,
-                });
-            }
-            Some(_) => {}
-            None => return Err(StartError::Foreign { place: place.to_owned() }),
-        }
-    }
+    let found = if metadata.len() == 0 {
+        // Also what a daemon leaves that died between making the file and describing it.
+        Found::New(None)
+    } else if discard {
+        Found::New(Some("the operator said so"))
+    } else {
+        what_is_there(file, place, shape, metadata.len())?
+    };
+    let file_bytes = shape.file_bytes();
+    let len = i64::try_from(file_bytes).map_err(|_| StartError::ImpossibleSize { bytes: file_bytes })?;
     // What an old arena holds is room for the new one.
     check_room(file, place, file_bytes, metadata.blocks() * 512)?;
-    file.set_len(0).map_err(io("size"))?;
+    let header = match found {
+        Found::New(_) => {
+            file.set_len(0).map_err(io("size"))?;
+            Header { format: FORMAT, pid: std::process::id(), shape, boots: 1, used_slots: 0 }
+        }
+        Found::Same { boots, used_slots } => {
+            Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots }
+        }
+    };
     // The header goes first, so that a file whose daemon died meanwhile is still known as an arena.
-    let header = Header { format: FORMAT, pid: std::process::id(), file_bytes };
     file.write_all_at(&header.encode(), 0).map_err(io("write the header of"))?;
-    let len = i64::try_from(file_bytes).map_err(|_| StartError::ImpossibleSize { bytes: file_bytes })?;
-    // Real pages, not a sparse file: a shortage must show now, not as a bus error at first touch.
-    fallocate(file.as_fd(), FallocateFlags::empty(), 0, len).map_err(|error| io("size")(error.into()))
+    if matches!(found, Found::New(_)) || metadata.blocks() * 512 < file_bytes {
+        // Real pages, not a sparse file: a shortage must show now, not as a bus error at first touch.
+        fallocate(file.as_fd(), FallocateFlags::empty(), 0, len).map_err(|error| io("size")(error.into()))?;
+    }
+    Ok(found)
+}
+
+/// Looks at a file that is not empty. What may be somebody else's is an error.
+fn what_is_there(file: &File, place: &Path, shape: Shape, len: u64) -> Result<Found, StartError> {
+    let Some(prefix) = Prefix::read(file) else {
+        return Err(StartError::Foreign { place: place.to_owned() });
+    };
+    if prefix.format > FORMAT {
+        let place = place.to_owned();
+        return Err(StartError::NewerFormat { place, found: prefix.format, known: FORMAT });
+    }
+    Ok(match Header::read(file) {
+        _ if prefix.format < FORMAT => Found::New(Some("an older format that does not say what it holds")),
+        None => Found::New(Some("a damaged header")),
+        Some(header) if header.shape != shape => Found::New(Some("another size")),
+        Some(_) if len != shape.file_bytes() => Found::New(Some("a file that was cut")),
+        Some(header) => Found::Same { boots: header.boots.wrapping_add(1), used_slots: header.used_slots },
+    })
 }
 
 fn check_room(file: &File, place: &Path, needed_bytes: u64, held_bytes: u64) -> Result<(), StartError> {
@@ -176,6 +253,18 @@ pub(super) fn remove(place: &Path) {
 mod tests {
     use super::*;
 
+    fn shape(pool_bytes: u64) -> Shape {
+        Shape { pool_bytes, record_slots: 64 }
+    }
+
+    fn open(place: &Path, pool_bytes: u64) -> Result<Flock<File>, StartError> {
+        super::open(place, shape(pool_bytes), false).map(|opened| opened.file)
+    }
+
+    fn header() -> Header {
+        Header { format: FORMAT, pid: 1, shape: shape(SIZE), boots: 1, used_slots: 0 }
+    }
+
     const SIZE: u64 = 1 << 20;
 
     #[test]
@@ -184,10 +273,12 @@ mod tests {
         let place = dir.path().join("arena");
         let file = open(&place, SIZE).unwrap();
         let header = Header::read(&file).unwrap();
-        assert_eq!(header, Header { format: FORMAT, pid: std::process::id(), file_bytes: SIZE });
-        let metadata = file.metadata().unwrap();
-        assert_eq!((metadata.len(), metadata.mode() & 0o777), (SIZE, 0o600));
-        assert!(metadata.blocks() * 512 >= SIZE, "the file is sparse");
+        let pid = std::process::id();
+        assert_eq!(header, Header { format: FORMAT, pid, shape: shape(SIZE), boots: 1, used_slots: 0 });
+        assert_eq!(Prefix::read(&file), Some(Prefix { format: FORMAT, pid }));
+        let (metadata, file_bytes) = (file.metadata().unwrap(), shape(SIZE).file_bytes());
+        assert_eq!((metadata.len(), metadata.mode() & 0o777), (file_bytes, 0o600));
+        assert!(metadata.blocks() * 512 >= file_bytes, "the file is sparse");
     }
 
     #[test]
@@ -199,7 +290,7 @@ mod tests {
             Err(StartError::InUse { pid, .. }) => assert_eq!(pid, std::process::id()),
             other => panic!("{other:?}"),
         }
-        assert_eq!(first.metadata().unwrap().len(), SIZE);
+        assert_eq!(first.metadata().unwrap().len(), shape(SIZE).file_bytes());
         drop(first);
         open(&place, 2 * SIZE).unwrap();
     }
@@ -211,7 +302,7 @@ mod tests {
         fs::write(&place, "my notes, longer than a header would be").unwrap();
         assert!(matches!(open(&place, SIZE), Err(StartError::Foreign { .. })));
         assert_eq!(fs::read_to_string(&place).unwrap(), "my notes, longer than a header would be");
-        let newer = Header { format: FORMAT + 1, pid: 1, file_bytes: 9 }.encode();
+        let newer = Header { format: FORMAT + 1, ..header() }.encode();
         fs::write(&place, newer).unwrap();
         assert!(
             matches!(open(&place, SIZE), Err(StartError::NewerFormat { found, .. }) if found == FORMAT + 1)
@@ -227,7 +318,8 @@ mod tests {
         else {
             panic!("an arena of a pebibyte was made");
         };
-        assert!(needed_bytes == 1 << 50 && available_bytes < needed_bytes);
+        assert_eq!(needed_bytes, shape(1 << 50).file_bytes());
+        assert!(available_bytes < needed_bytes);
         assert!(!place.exists());
     }
 
@@ -237,8 +329,8 @@ mod tests {
         let place = dir.path().join("arena");
         fs::write(&place, "").unwrap();
         drop(open(&place, SIZE).unwrap());
-        fs::write(&place, Header { format: FORMAT, pid: 1, file_bytes: SIZE }.encode()).unwrap();
-        assert_eq!(open(&place, SIZE).unwrap().metadata().unwrap().len(), SIZE);
+        fs::write(&place, header().encode()).unwrap();
+        assert_eq!(open(&place, SIZE).unwrap().metadata().unwrap().len(), shape(SIZE).file_bytes());
     }
 
     #[test]
@@ -249,5 +341,36 @@ mod tests {
         assert!(open(&dir.path().join("link"), SIZE).is_err());
         assert!(open(dir.path(), SIZE).is_err());
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn only_a_whole_arena_of_the_same_shape_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("arena");
+        let found = |pool_bytes, discard| super::open(&place, shape(pool_bytes), discard).unwrap().found;
+        assert_eq!(found(SIZE, false), Found::New(None));
+        assert_eq!(found(SIZE, false), Found::Same { boots: 2, used_slots: 0 });
+        assert_eq!(found(SIZE, false), Found::Same { boots: 3, used_slots: 0 });
+        assert!(matches!(found(2 * SIZE, false), Found::New(Some("another size"))));
+        assert!(matches!(found(2 * SIZE, true), Found::New(Some("the operator said so"))));
+        let file = OpenOptions::new().write(true).open(&place).unwrap();
+        file.write_all_at(&[9], 26).unwrap();
+        assert!(matches!(found(2 * SIZE, false), Found::New(Some("a damaged header"))));
+        file.set_len(SIZE).unwrap();
+        assert!(matches!(found(2 * SIZE, false), Found::New(Some("a file that was cut"))));
+        file.write_all_at(&1u32.to_le_bytes(), 8).unwrap();
+        assert!(
+            matches!(found(2 * SIZE, false), Found::New(Some(why)) if why.starts_with("an older format"))
+        );
+    }
+
+    #[test]
+    fn what_is_not_ours_is_given_up_when_the_operator_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("arena");
+        fs::write(&place, Header { format: FORMAT + 1, ..header() }.encode()).unwrap();
+        let opened = super::open(&place, shape(SIZE), true).unwrap();
+        assert_eq!(opened.found, Found::New(Some("the operator said so")));
+        assert_eq!(Header::read(&opened.file).unwrap().boots, 1);
     }
 }

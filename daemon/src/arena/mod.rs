@@ -8,9 +8,13 @@
 )]
 
 pub mod alloc;
+pub(crate) mod catalogue;
 mod cgroup;
 mod error;
 mod file;
+pub(crate) mod record;
+pub(crate) mod records;
+mod shape;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,8 +27,12 @@ use nix::fcntl::Flock;
 use tender_proto::shm::{Mapping, OutOfRange};
 
 use alloc::{Extent, ExtentPool, MAX_POOL_BYTES};
+use catalogue::{Catalogue, OldNamespace};
 pub use error::StartError;
-use file::HEADER_BYTES;
+use file::{Found, Opened};
+use record::{PartRecord, Record};
+use records::{Records, Slot};
+use shape::Shape;
 
 /// Smaller arenas hold no useful chunk.
 const MIN_ARENA_BYTES: u64 = 64 << 10;
@@ -39,40 +47,110 @@ const MAX_PREFAULT_THREADS: usize = 8;
 pub struct ArenaConfig {
     /// Its file, on a memory filesystem.
     pub place: PathBuf,
-    /// Bytes for chunks. The file has one page more, its header.
+    /// Bytes for chunks. The file has 1 MiB and one part in 256 more, which say what it holds.
     pub bytes: u64,
     /// Touch every page before the daemon calls itself ready.
     pub prefault: bool,
-    /// Leave the file when the daemon stops.
+    /// Leave the file when the daemon stops, so that the next one serves what it holds.
     pub keep: bool,
+    /// Begin with nothing, whatever the file is.
+    pub discard: bool,
 }
 
 /// An open arena. Dropping it unlocks the file and, unless it is to be kept, removes it.
 #[derive(Debug)]
 pub(crate) struct Arena {
     config: ArenaConfig,
-    file_bytes: u64,
-    map: Mapping,
+    shape: Shape,
+    map: Arc<Mapping>,
     pool: Arc<ExtentPool>,
+    catalogue: Arc<Catalogue>,
     file: Flock<File>,
 }
 
+/// What an earlier daemon left in an arena, as far as each record can be believed for itself.
+#[derive(Debug, Default)]
+pub(crate) struct Old {
+    pub(crate) namespaces: Vec<OldNamespace>,
+    pub(crate) parts: Vec<OldPart>,
+    /// Records that were damaged, or named what cannot be.
+    pub(crate) dropped_records: u64,
+    /// There was an arena, and nothing of it can be served.
+    pub(crate) discarded: Option<&'static str>,
+}
+
+/// A part that an earlier daemon had verified.
+#[derive(Debug)]
+pub(crate) struct OldPart {
+    // Before the bytes that it is about.
+    pub(crate) slot: Slot,
+    pub(crate) record: PartRecord,
+    pub(crate) extent: Extent,
+}
+
 impl Arena {
-    /// Opens or makes the file, reserves every byte and maps it.
-    pub(crate) fn open(config: ArenaConfig) -> Result<Self, StartError> {
+    /// Opens or makes the file, reserves every byte and maps it. What an earlier daemon left in it comes with it.
+    pub(crate) fn open(config: ArenaConfig) -> Result<(Self, Old), StartError> {
         if !(MIN_ARENA_BYTES..=MAX_POOL_BYTES).contains(&config.bytes) {
             return Err(StartError::ImpossibleSize { bytes: config.bytes });
         }
-        let pool = ExtentPool::new(config.bytes).ok_or(StartError::ImpossibleSize { bytes: config.bytes })?;
-        let file_bytes = HEADER_BYTES + pool.capacity_bytes();
-        let file = file::open(&config.place, file_bytes)?;
-        match Mapping::read_write(&file) {
-            Ok(map) => Ok(Self { config, file_bytes, map, pool, file }),
+        let shape = Shape::of(config.bytes);
+        let Opened { file, found } = file::open(&config.place, shape, config.discard)?;
+        let opened = Mapping::read_write(&file).map(Arc::new).and_then(|map| {
+            let no_pools = || io::Error::from(io::ErrorKind::InvalidData);
+            Self::take_over(&config, shape, &map, found).ok_or_else(no_pools).map(|parts| (map, parts))
+        });
+        match opened {
+            Ok((map, (catalogue, pool, old))) => {
+                Ok((Self { config, shape, map, pool, catalogue, file }, old))
+            }
             Err(source) => {
-                file::remove(&config.place);
+                if matches!(found, Found::New(_)) {
+                    file::remove(&config.place);
+                }
                 Err(StartError::Io { place: config.place, doing: "map", source })
             }
         }
+    }
+
+    /// Reads the records. One that cannot be believed is cleared, and its bytes are free.
+    fn take_over(
+        config: &ArenaConfig,
+        shape: Shape,
+        map: &Arc<Mapping>,
+        found: Found,
+    ) -> Option<(Arc<Catalogue>, Arc<ExtentPool>, Old)> {
+        let (boot, used_slots, discarded) = match found {
+            Found::New(why) => (1, 0, why),
+            Found::Same { boots, used_slots } => (boots, used_slots, None),
+        };
+        let records = Records::new(
+            Arc::clone(map),
+            shape.records(),
+            file::USED_SLOTS_AT,
+            shape.record_slots,
+            used_slots,
+        );
+        let records = Arc::new(records);
+        let (found, damaged) = records.read_all();
+        let count = found.len();
+        let (mut namespaces, mut parts) = (Vec::new(), Vec::new());
+        for (slot, record) in found {
+            match record {
+                Record::Namespace(namespace) => namespaces.push((slot, namespace)),
+                Record::Part(part) => parts.push((slot, part)),
+            }
+        }
+        let (catalogue, namespaces) = Catalogue::new(Arc::clone(map), shape, records, boot, namespaces)?;
+        let pieces: Vec<_> = parts.iter().map(|(_, record)| (record.offset_bytes, record.bytes)).collect();
+        let (pool, extents) = ExtentPool::restore(config.bytes, &pieces)?;
+        let parts: Vec<_> = parts
+            .into_iter()
+            .zip(extents)
+            .filter_map(|((slot, record), extent)| Some(OldPart { slot, record, extent: extent? }))
+            .collect();
+        let dropped_records = damaged + (count - namespaces.len() - parts.len()) as u64;
+        Some((catalogue, pool, Old { namespaces, parts, dropped_records, discarded }))
     }
 
     /// The arena's file.
@@ -81,7 +159,11 @@ impl Arena {
     }
     /// Size of the file.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.file_bytes
+        self.shape.file_bytes()
+    }
+    /// What the file says it holds.
+    pub(crate) fn catalogue(&self) -> &Arc<Catalogue> {
+        &self.catalogue
     }
     /// Which ranges are taken.
     pub(crate) fn pool(&self) -> &Arc<ExtentPool> {
@@ -89,7 +171,7 @@ impl Arena {
     }
     /// Where an extent's bytes start in the file.
     pub(crate) fn file_offset(&self, extent: &Extent) -> u64 {
-        HEADER_BYTES + extent.offset_bytes()
+        self.shape.pool() + extent.offset_bytes()
     }
     /// The file for a client: it cannot write through it, and it holds no lock.
     pub(crate) fn read_only_fd(&self) -> io::Result<OwnedFd> {
@@ -140,12 +222,13 @@ impl Arena {
         let work = || {
             while !stop() {
                 let at = next.fetch_add(PREFAULT_PIECE_BYTES, Ordering::Relaxed);
-                if at >= self.file_bytes {
+                let total = self.file_bytes();
+                if at >= total {
                     return;
                 }
-                let len = PREFAULT_PIECE_BYTES.min(self.file_bytes - at);
+                let len = PREFAULT_PIECE_BYTES.min(total - at);
                 self.populate(at, len);
-                progress(done.fetch_add(len, Ordering::Relaxed) + len, self.file_bytes);
+                progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
             }
         };
         std::thread::scope(|scope| {
@@ -172,6 +255,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.catalogue.freeze();
         if !self.config.keep {
             file::remove(&self.config.place);
         }
@@ -183,13 +267,13 @@ mod tests {
     use super::*;
 
     fn config(dir: &Path, bytes: u64) -> ArenaConfig {
-        ArenaConfig { place: dir.join("arena"), bytes, prefault: true, keep: false }
+        ArenaConfig { place: dir.join("arena"), bytes, prefault: true, keep: false, discard: false }
     }
 
     #[test]
     fn an_extent_keeps_what_was_written_to_it() {
         let dir = tempfile::tempdir().unwrap();
-        let arena = Arena::open(config(dir.path(), 1 << 20)).unwrap();
+        let (arena, _) = Arena::open(config(dir.path(), 1 << 20)).unwrap();
         let mut a = arena.pool().allocate(5000).unwrap();
         let mut b = arena.pool().allocate(5000).unwrap();
         arena.write(&mut a, 0, &[1; 5000]).unwrap();
@@ -203,7 +287,7 @@ mod tests {
     #[should_panic(expected = "of an extent of 5000 bytes")]
     fn a_write_past_an_extent_never_reaches_its_neighbour() {
         let dir = tempfile::tempdir().unwrap();
-        let arena = Arena::open(config(dir.path(), 1 << 20)).unwrap();
+        let (arena, _) = Arena::open(config(dir.path(), 1 << 20)).unwrap();
         let mut a = arena.pool().allocate(5000).unwrap();
         let _ = arena.write(&mut a, 4999, &[0; 2]);
     }
@@ -211,7 +295,7 @@ mod tests {
     #[test]
     fn clients_get_a_descriptor_that_cannot_write() {
         let dir = tempfile::tempdir().unwrap();
-        let arena = Arena::open(config(dir.path(), 1 << 20)).unwrap();
+        let (arena, _) = Arena::open(config(dir.path(), 1 << 20)).unwrap();
         let mut extent = arena.pool().allocate(8).unwrap();
         arena.write(&mut extent, 0, b"kv bytes").unwrap();
         let theirs = File::from(arena.read_only_fd().unwrap());
@@ -236,7 +320,7 @@ mod tests {
     #[test]
     fn prefault_reports_every_byte_once_and_stops_when_told() {
         let dir = tempfile::tempdir().unwrap();
-        let arena = Arena::open(config(dir.path(), 40 << 20)).unwrap();
+        let (arena, _) = Arena::open(config(dir.path(), 40 << 20)).unwrap();
         let most = AtomicU64::new(0);
         let progress = |done: u64, total: u64| {
             assert!(done <= total);

@@ -107,11 +107,31 @@ pub(super) struct ArenaSettings {
         env = "TENDERD_ARENA_PREFAULT"
     )]
     pub(super) prefault: Option<bool>,
-    /// Leave the file when the daemon ends.
+    /// Leave the file when the daemon ends, so that the next one serves at once what it holds. A daemon that is killed
+    /// leaves it in any case.
     #[arg(id = "arena-keep", long = "arena-keep", value_name = "true|false", env = "TENDERD_ARENA_KEEP")]
     pub(super) keep: Option<bool>,
+    /// Stored bytes that are read again each second and compared with their digests; 0 for none. What has changed is
+    /// taken out, counted and logged.
+    #[arg(
+        id = "arena-scrub-rate",
+        long = "arena-scrub-rate",
+        value_name = "SIZE",
+        env = "TENDERD_ARENA_SCRUB_RATE"
+    )]
+    pub(super) scrub_rate: Option<ByteSize>,
+    /// Begin with nothing, whatever the arena's file holds: also if a newer tenderd or somebody else made it.
+    #[arg(
+        id = "discard-arena",
+        long = "discard-arena",
+        value_name = "true|false",
+        env = "TENDERD_DISCARD_ARENA",
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub(super) discard: Option<bool>,
 }
-overlay!(ArenaSettings { size, path, prefault, keep } {});
+overlay!(ArenaSettings { size, path, prefault, keep, scrub_rate, discard } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Leases: what a reader was promised is kept until they end")]

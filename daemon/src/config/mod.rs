@@ -33,7 +33,9 @@ mod defaults {
     pub(super) const DRAIN_GRACE: Span = Span(Duration::from_secs(20));
     pub(super) const ARENA_SIZE: ByteSize = ByteSize::gib(1);
     pub(super) const ARENA_PREFAULT: bool = true;
-    pub(super) const ARENA_KEEP: bool = false;
+    /// Less than a hundredth of a core; 64 GiB take a quarter of an hour.
+    pub(super) const SCRUB_RATE: ByteSize = ByteSize::mib(64);
+    pub(super) const ARENA_DISCARD: bool = false;
     /// Longer than any load of a healthy client, short enough that a lost one's chunks come back soon.
     pub(super) const LEASE_DEFAULT: Span = Span(Duration::from_secs(10));
     pub(super) const LEASE_MAX: Span = Span(Duration::from_secs(60));
@@ -69,6 +71,8 @@ pub struct Config {
     pub drain_grace: Duration,
     /// End after this time without a session.
     pub exit_when_unused: Option<Duration>,
+    /// Stored bytes that are verified again in the background each second; 0 for none.
+    pub scrub_bytes_per_second: u64,
     /// Threads that serve calls, at least 1.
     pub worker_threads: usize,
     /// Payload of one frame, 1 byte to [`FRAME_PAYLOAD_BYTES`].
@@ -178,6 +182,7 @@ impl Config {
             admin,
             drain_grace: drain_grace.unwrap_or(defaults::DRAIN_GRACE).0,
             exit_when_unused: exit_when_unused.map(|span| span.0),
+            scrub_bytes_per_second: settings.arena.scrub_rate.unwrap_or(defaults::SCRUB_RATE).as_u64(),
             worker_threads: at_least_one(
                 "worker-threads",
                 worker_threads.unwrap_or_else(worker_threads_of_host),
@@ -205,7 +210,8 @@ fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> 
             place: arena.path.clone().unwrap_or_else(|| default_arena_path(name)),
             bytes,
             prefault: arena.prefault.unwrap_or(defaults::ARENA_PREFAULT),
-            keep: arena.keep.unwrap_or(defaults::ARENA_KEEP),
+            keep: arena.keep.unwrap_or(settings.exit_when_unused.is_none()),
+            discard: arena.discard.unwrap_or(defaults::ARENA_DISCARD),
         },
         default_lease: lease.default.unwrap_or(defaults::LEASE_DEFAULT).0,
         max_lease: lease.max.unwrap_or(defaults::LEASE_MAX).0,
@@ -331,7 +337,9 @@ fn default_text(id: &str) -> Option<String> {
         "arena-size" => size(defaults::ARENA_SIZE),
         "arena-path" => default_arena_path("NAME").display().to_string(),
         "arena-prefault" => defaults::ARENA_PREFAULT.to_string(),
-        "arena-keep" => defaults::ARENA_KEEP.to_string(),
+        "arena-keep" => "true, but false with --exit-when-unused".into(),
+        "arena-scrub-rate" => size(defaults::SCRUB_RATE),
+        "discard-arena" => defaults::ARENA_DISCARD.to_string(),
         "lease-default" => defaults::LEASE_DEFAULT.to_string(),
         "lease-max" => defaults::LEASE_MAX.to_string(),
         "reservation_time" => defaults::RESERVATION_TIME.to_string(),

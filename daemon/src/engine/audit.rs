@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Audit, Core};
-use crate::index::{IndexAudit, Place, Version};
+use crate::index::{IndexAudit, Place, Version, recorded};
 use crate::reservation::ReservationAudit;
 
 pub(super) fn recount(core: &Core) -> Result<Audit, String> {
@@ -20,6 +20,7 @@ pub(super) fn recount(core: &Core) -> Result<Audit, String> {
     check_pins(&index, &leases, readers)?;
     check_bytes(core, &index, &reservations, &leases, readers)?;
     check_namespaces(core, &index)?;
+    check_catalogue(core, &index, &leases, readers)?;
     let inflight = index.waiting_bytes + reservations.permit_bytes;
     compare("bytes in flight", inflight, core.inflight.used_bytes())?;
     core.arena.pool().audit()?;
@@ -49,20 +50,25 @@ struct Leased {
     pins: BTreeMap<Place, u32>,
     /// Versions that lookups no longer find, by address, with their extents.
     retired: BTreeMap<usize, Vec<(u64, u64)>>,
+    /// How many of their parts have a place in the catalogue, cleared as it is.
+    retired_records: u64,
 }
 
 impl Leased {
     fn recount(core: &Core) -> Result<Self, String> {
         let mut leased = Self::default();
-        let (mut pins, mut retired) = (BTreeMap::new(), BTreeMap::new());
+        let (mut pins, mut retired, mut records) = (BTreeMap::new(), BTreeMap::new(), 0);
         leased.sessions = core.leases.audit(|pin| {
             if pin.is_current() {
                 *pins.entry(pin.place()).or_default() += 1;
             } else {
-                retired.insert(Arc::as_ptr(pin.version()).addr(), extents_of(pin.version()));
+                let version = pin.version();
+                if retired.insert(Arc::as_ptr(version).addr(), extents_of(version)).is_none() {
+                    records += recorded(version.parts());
+                }
             }
         })?;
-        (leased.pins, leased.retired) = (pins, retired);
+        (leased.pins, leased.retired, leased.retired_records) = (pins, retired, records);
         Ok(leased)
     }
 }
@@ -137,6 +143,17 @@ fn check_namespaces(core: &Core, index: &IndexAudit) -> Result<(), String> {
         compare("pending chunks", pending, counters.pending_chunks.load(Ordering::Acquire))?;
     }
     compare("namespaces with chunks", index.namespaces.len() as u64, known as u64)
+}
+
+/// The arena's catalogue has a place for exactly what is recorded.
+fn check_catalogue(core: &Core, index: &IndexAudit, leases: &Leased, readers: u64) -> Result<(), String> {
+    let namespaces = core.namespaces.list().iter().filter(|(namespace, _)| namespace.entry.is_some()).count();
+    let found = namespaces as u64 + index.recorded_parts + leases.retired_records;
+    let counted = core.arena.catalogue().len();
+    if readers > 0 && counted > found {
+        return Ok(());
+    }
+    compare("records of the catalogue", found, counted)
 }
 
 fn compare(what: &str, found: u64, counted: u64) -> Result<(), String> {

@@ -1,5 +1,5 @@
 //! The domain: what sessions can do with chunks. Every call is synchronous and safe from any thread. Only
-//! [`Engine::commit`], [`PartWriter::write`], [`Engine::prefault`] and [`Engine::new`] take time that grows
+//! [`Engine::commit`], [`PartWriter::write`], [`Engine::prefault`], [`Engine::scrub`] and [`Engine::new`] take time that grows
 //! with bytes; no lock is held while they copy or hash.
 //!
 //! Refusals of a whole call are [`Refusal`]s; what goes wrong with one item of a batch is that item's outcome.
@@ -7,6 +7,8 @@
 
 mod audit;
 mod read;
+mod restore;
+mod scrub;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -31,6 +33,7 @@ use crate::reservation::Reservations;
 use crate::session::{Session, Sessions};
 use crate::staging::{Staging, StagingError, region_bytes};
 pub use read::PartReader;
+pub use restore::Restored;
 pub use store::PartWriter;
 pub use types::*;
 
@@ -58,6 +61,8 @@ struct Core {
     /// Pending versions in the order of their deadlines, those that have become READY since included.
     deadlines: Mutex<VecDeque<Deadline>>,
     index: Arc<Index>,
+    restored: Restored,
+    scrub: scrub::Scrub,
     /// Last: whatever holds memory in it goes first.
     arena: Arena,
 }
@@ -70,19 +75,21 @@ struct Deadline {
 }
 
 impl Engine {
-    /// Opens the arena and begins with nothing stored. Reserves every byte, which takes about a third of a
+    /// Opens the arena and serves what an earlier daemon left in it (see [`Engine::restored`]). Reserves every byte, which takes about a third of a
     /// second for each gigabyte: call it off the async threads, after binding sockets. On failure no file
     /// is left behind.
     pub fn new(config: EngineConfig, clock: Arc<dyn Clock>) -> Result<Self, StartError> {
-        let arena = Arena::open(config.arena.clone())?;
+        let begin = clock.now();
+        let (arena, old) = Arena::open(config.arena.clone())?;
+        let catalogue = arena.catalogue();
         // A part that could never be admitted is refused for good, not throttled for ever.
         let max_part_bytes = config
             .max_part_bytes
             .min(config.max_inflight_bytes)
             .min(config.max_session_inflight_bytes)
             .min(tender_proto::limits::MAX_PART_BYTES)
-            .min(arena.pool().largest_free_bytes());
-        let core = Core {
+            .min(arena.pool().largest_extent_bytes());
+        let mut core = Core {
             max_part_bytes,
             draining: AtomicBool::new(false),
             readers: AtomicU64::new(0),
@@ -90,15 +97,18 @@ impl Engine {
             inflight: Budget::new(config.max_inflight_bytes),
             staging: Budget::new(config.max_total_staging_bytes),
             sessions: Sessions::new(config.max_sessions, config.max_session_inflight_bytes),
-            namespaces: Namespaces::new(config.max_namespaces),
+            namespaces: Namespaces::new(config.max_namespaces, Arc::clone(catalogue)),
             leases: Leases::new(config.max_leases_per_session),
             reservations: Reservations::new(),
             deadlines: Mutex::default(),
-            index: Index::new(),
+            index: Index::new(Arc::clone(catalogue)),
             arena,
+            restored: Restored::default(),
+            scrub: scrub::Scrub::default(),
             config,
             clock,
         };
+        core.restored = core.restore(old, begin);
         Ok(Self { core: Arc::new(core) })
     }
 
@@ -113,6 +123,11 @@ impl Engine {
     /// Size of the arena's file, header included.
     pub fn arena_file_bytes(&self) -> u64 {
         self.core.arena.file_bytes()
+    }
+
+    /// What there was at the start.
+    pub fn restored(&self) -> &Restored {
+        &self.core.restored
     }
 
     /// Makes every page of the arena present, with several threads, unless it is configured not to. It may
@@ -239,6 +254,8 @@ impl Engine {
             staging_bytes: core.staging.used_bytes(),
             expired_leases: core.leases.expired_count(),
             expired_reservations: core.reservations.expired_count(),
+            scrubbed_bytes: core.scrub.scrubbed_bytes.load(Ordering::Relaxed),
+            quarantined_chunks: core.scrub.quarantined_chunks.load(Ordering::Relaxed),
             namespaces: namespaces.into_iter().map(|(namespace, name)| namespace.stats(name)).collect(),
             refusals: core.refusals.list(),
         }
@@ -249,6 +266,13 @@ impl Engine {
     /// it reads every entry, and is exact only while nobody else uses the engine.
     pub fn audit(&self) -> Result<Audit, String> {
         audit::recount(&self.core)
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // What goes now goes with the process, not from the arena.
+        self.arena.catalogue().freeze();
     }
 }
 

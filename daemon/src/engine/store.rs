@@ -348,7 +348,7 @@ impl Held {
     fn publish(&mut self, digest: ContentDigest) -> Result<Stored, Reason> {
         let Claim { place, part, extent, permit, .. } = self.claim.take().ok_or(Reason::Internal)?;
         let now = self.core.clock.now();
-        let verified = Part { extent, digest };
+        let verified = Part { record: None, extent, digest };
         let published = self.core.index.publish(place, part, self.id, now, verified, permit);
         if published.is_err() {
             self.core.index.unhold(place, part, self.id);

@@ -233,6 +233,10 @@ pub struct Stats {
     pub expired_leases: u64,
     /// Reservations that ended because their time was up. Grows only.
     pub expired_reservations: u64,
+    /// Stored bytes that were read again and compared with their digests.
+    pub scrubbed_bytes: u64,
+    /// Chunks whose bytes had changed and that were taken out.
+    pub quarantined_chunks: u64,
     /// In the order of their registration.
     pub namespaces: Vec<NamespaceStats>,
     /// Every reason that was ever given and how often; misses are not refusals. Grows only.

@@ -7,7 +7,7 @@ use tender_proto::{PartIndex, ReservationId};
 use super::evict::NONE;
 use super::state::State;
 use super::version::Slot;
-use super::{Entry, Index, Place, SHARDS, Shard, ShardIndex};
+use super::{Entry, Index, Part, Place, SHARDS, Shard, ShardIndex};
 
 /// What the entries say.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ pub(crate) struct IndexAudit {
     pub(crate) held: BTreeMap<ReservationId, (Place, PartIndex)>,
     /// Offset and footprint of every extent, in bytes.
     pub(crate) extents: Vec<(u64, u64)>,
+    /// Parts that are in the arena's catalogue.
+    pub(crate) recorded_parts: u64,
     /// Permits of parts that wait for others.
     pub(crate) waiting_bytes: u64,
     /// Pins on each pinned READY version.
@@ -85,6 +87,11 @@ impl Index {
     }
 }
 
+/// Parts of these that are in the arena's catalogue.
+pub(crate) fn recorded(parts: &[Part]) -> u64 {
+    parts.iter().filter(|part| part.record.is_some()).count() as u64
+}
+
 impl IndexAudit {
     fn add(&mut self, place: Place, entry: &Entry) -> Result<(), String> {
         if entry.is_empty() {
@@ -98,6 +105,7 @@ impl IndexAudit {
             (ready, ready_bytes) = (1, version.bytes());
             let extents = version.parts().iter().map(|part| &part.extent);
             self.extents.extend(extents.map(|extent| (extent.offset_bytes(), extent.footprint_bytes())));
+            self.recorded_parts += recorded(version.parts());
             if entry.pins > 0 {
                 self.pins.insert(place, entry.pins);
             }
@@ -121,6 +129,7 @@ impl IndexAudit {
                     Slot::Done(part, permit) => {
                         self.extents.push((part.extent.offset_bytes(), part.extent.footprint_bytes()));
                         self.waiting_bytes += permit.bytes();
+                        self.recorded_parts += recorded(std::slice::from_ref(part));
                     }
                 }
             }

@@ -12,6 +12,7 @@ mod shard;
 mod slab;
 pub(crate) mod state;
 mod version;
+mod walk;
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -22,9 +23,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tender_proto::{ChunkId, Coverage, PartIndex, Reason, ReservationId};
 
 use crate::admission::Permit;
+use crate::arena::catalogue::{Catalogue, PartEntry};
 use crate::engine::Already;
 use crate::namespace::Namespace;
-pub(crate) use audit::IndexAudit;
+pub(crate) use audit::{IndexAudit, recorded};
 use entry::Entry;
 use evict::Recency;
 pub(crate) use pin::Pin;
@@ -32,6 +34,7 @@ use shard::Shard;
 use state::State;
 pub(crate) use version::{Part, Version};
 use version::{Pending, Slot};
+pub(crate) use walk::Walk;
 
 /// Enough that a dozen threads rarely meet, few enough that finding the oldest entry reads them all.
 const SHARDS: usize = 16;
@@ -102,15 +105,31 @@ pub(crate) struct Index {
     shards: [Mutex<Shard>; SHARDS],
     recency: Recency,
     hasher: DefaultHashBuilder,
+    catalogue: Arc<Catalogue>,
 }
 
 impl Index {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(catalogue: Arc<Catalogue>) -> Arc<Self> {
         Arc::new(Self {
             shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
             recency: Recency::new(),
             hasher: DefaultHashBuilder::default(),
+            catalogue,
         })
+    }
+
+    /// Puts in a chunk that an earlier daemon had. False: the key has one already, or there is no room for an entry.
+    pub(crate) fn restore(&self, key: Key<'_>, version: Version) -> bool {
+        let (hash, shard_index) = self.locate(key);
+        let mut shard = self.lock(shard_index);
+        if shard.find(hash, key).is_some() {
+            return false;
+        }
+        let Some(slot) = shard.add(hash, Entry::new(key), |entry| self.hash(entry.key())) else {
+            return false;
+        };
+        shard.restore(Place { shard: shard_index, slot }, version, &self.recency);
+        true
     }
 
     /// Finds a chunk and counts that as a use of it. With `pin` it cannot be evicted until the pin goes.
@@ -201,7 +220,7 @@ impl Index {
         part_index: PartIndex,
         id: ReservationId,
         now: Instant,
-        part: Part,
+        mut part: Part,
         permit: Permit,
     ) -> Result<bool, Reason> {
         let mut guard = self.lock(place.shard);
@@ -210,6 +229,7 @@ impl Index {
         let pending = entry.pending.as_mut().ok_or(Reason::Superseded)?;
         let current = pending.epoch == entry.namespace.epoch();
         let in_time = now < pending.deadline;
+        let (epoch, first, coverage) = (pending.epoch, pending.first, pending.coverage);
         let slot = pending.held_by(part_index, id).ok_or(Reason::Superseded)?;
         if !current {
             return Err(Reason::NamespaceReset);
@@ -217,6 +237,17 @@ impl Index {
         if !in_time {
             return Err(Reason::ReservationExpired);
         }
+        // Verified, and not to be found before it is written down.
+        part.record = self.catalogue.add_part(PartEntry {
+            namespace: entry.namespace.entry.as_ref(),
+            epoch,
+            first,
+            chunk: entry.chunk,
+            part: part_index,
+            coverage_bits: coverage.bits(),
+            digest: part.digest,
+            extent: &part.extent,
+        });
         *slot = Slot::Done(part, permit);
         if !pending.is_complete() {
             return Ok(false);

@@ -76,6 +76,16 @@ impl Shard {
         superseded
     }
 
+    /// Puts in a version that an earlier daemon had; the newest so far.
+    pub(super) fn restore(&mut self, place: Place, version: Version, recency: &Recency) {
+        let Some(entry) = self.slab.get_mut(place.slot) else { return };
+        let counters = &entry.namespace.counters;
+        count(&counters.ready_chunks, 1);
+        counters.ready_bytes.fetch_add(version.bytes(), Ordering::AcqRel);
+        entry.ready = Some(Arc::new(version));
+        self.lru.push(&mut self.slab, place.slot, recency, place.shard);
+    }
+
     /// Takes the READY version away from lookups. Its memory goes with the returned reference and the pins.
     pub(super) fn retire(&mut self, place: Place, recency: &Recency) -> Option<Arc<Version>> {
         let entry = self.slab.get_mut(place.slot)?;
@@ -84,6 +94,7 @@ impl Shard {
         }
         let entry = self.slab.get_mut(place.slot)?;
         let version = entry.ready.take()?;
+        version.forget();
         // The remaining pins find out by comparing versions.
         entry.pins = 0;
         version.life.advance(State::Evicting);

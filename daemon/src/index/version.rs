@@ -8,10 +8,13 @@ use tender_proto::{ContentDigest, Coverage, PartIndex, ReservationId};
 use super::state::{Lifecycle, State};
 use crate::admission::Permit;
 use crate::arena::alloc::Extent;
+use crate::arena::records::Slot as RecordSlot;
 
 /// A part whose bytes are in the arena and match their digest.
 #[derive(Debug)]
 pub(crate) struct Part {
+    /// Its place in the arena's catalogue, if there was room. Cleared before the bytes are freed.
+    pub(crate) record: Option<RecordSlot>,
     /// Where. Dropping it frees the bytes.
     pub(crate) extent: Extent,
     /// What they hash to.
@@ -23,6 +26,18 @@ pub(crate) struct Part {
 enum Parts {
     One(Part),
     Many(Box<[Part]>),
+}
+
+impl Parts {
+    fn of(mut parts: Vec<Part>) -> Self {
+        match parts.pop() {
+            Some(only) if parts.is_empty() => Self::One(only),
+            last => {
+                parts.extend(last);
+                Self::Many(parts.into_boxed_slice())
+            }
+        }
+    }
 }
 
 /// A complete chunk. Its bytes live as long as anyone holds it; whether lookups find it is the index's say.
@@ -47,6 +62,16 @@ impl Version {
     /// One part; `None` where there is none.
     pub(crate) fn part(&self, index: PartIndex) -> Option<&Part> {
         self.parts().get(usize::from(index.0))
+    }
+    /// A chunk that an earlier daemon had, with all its parts in order. Nobody finds it yet.
+    pub(crate) fn restored(coverage: Coverage, epoch: u32, parts: Vec<Part>) -> Self {
+        let life = Lifecycle::absent();
+        [State::Reserved, State::Filling, State::Ready].into_iter().for_each(|state| life.advance(state));
+        Self { coverage, epoch, life, parts: Parts::of(parts) }
+    }
+    /// No later daemon finds it.
+    pub(super) fn forget(&self) {
+        self.parts().iter().filter_map(|part| part.record.as_ref()).for_each(RecordSlot::clear);
     }
     /// Bytes of all parts.
     pub(crate) fn bytes(&self) -> u64 {
@@ -138,7 +163,7 @@ impl Pending {
     /// The READY version of a complete one. The permits end here.
     pub(super) fn into_version(self) -> Version {
         self.life.advance(State::Ready);
-        let mut parts: Vec<Part> = self
+        let parts = self
             .slots
             .into_iter()
             .filter_map(|slot| match slot {
@@ -146,13 +171,6 @@ impl Pending {
                 Slot::Empty | Slot::Held(_) => None,
             })
             .collect();
-        let parts = match parts.pop() {
-            Some(only) if parts.is_empty() => Parts::One(only),
-            last => {
-                parts.extend(last);
-                Parts::Many(parts.into_boxed_slice())
-            }
-        };
-        Version { coverage: self.coverage, epoch: self.epoch, life: self.life, parts }
+        Version { coverage: self.coverage, epoch: self.epoch, life: self.life, parts: Parts::of(parts) }
     }
 }

@@ -31,7 +31,7 @@ impl Daemon {
         let child = Command::new(&program)
             .args(["--listen", &local.to_string(), "--listen", &remote.to_string()])
             .args(["--name", &format!("bench-{}", std::process::id())])
-            .args(["--arena-size", &arena_bytes.to_string(), "--log-level", "warn"])
+            .args(["--arena-size", &arena_bytes.to_string(), "--arena-keep", "false", "--log-level", "warn"])
             .stdin(Stdio::null())
             .spawn()
             .map_err(|source| {

@@ -5,6 +5,7 @@ mod cases;
 mod leases;
 mod model;
 mod requests;
+mod restarts;
 mod stores;
 mod threads;
 
@@ -50,6 +51,7 @@ impl Bench {
                 bytes: slots * SLOT_BYTES,
                 prefault: false,
                 keep: false,
+                discard: false,
             },
             default_lease: LEASE,
             max_lease: 4 * LEASE,

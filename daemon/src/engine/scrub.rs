@@ -1,0 +1,57 @@
+//! Stored bytes are read again in the background and compared with their digests: memory errs too, and a chunk that
+//! changed must not reach a reader that trusts the arena.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tender_proto::ContentDigest;
+
+use super::{Core, Engine};
+use crate::index::Walk;
+
+/// How far it came, and what it found.
+#[derive(Debug, Default)]
+pub(super) struct Scrub {
+    walk: Mutex<Walk>,
+    pub(super) scrubbed_bytes: AtomicU64,
+    pub(super) quarantined_chunks: AtomicU64,
+}
+
+impl Engine {
+    /// Verifies READY chunks, going on where the last call ended, until at least `budget_bytes` were read or all were
+    /// seen; returns the bytes. A chunk that does not match is found by nobody any more, and counted. Takes time by
+    /// the bytes.
+    pub fn scrub(&self, budget_bytes: u64) -> u64 {
+        self.core.scrub(budget_bytes)
+    }
+}
+
+impl Core {
+    fn scrub(&self, budget_bytes: u64) -> u64 {
+        let mut walk = self.scrub.walk.lock();
+        let mut read_bytes = 0;
+        // What is held here is freed a little later than others think: it counts as a reader.
+        self.readers.fetch_add(1, Ordering::AcqRel);
+        while read_bytes < budget_bytes {
+            let next = self.index.next_ready(&mut walk);
+            // The last call may have ended just before the end of a round.
+            let next = if read_bytes == 0 { next.or_else(|| self.index.next_ready(&mut walk)) } else { next };
+            let Some(stored) = next else { break };
+            let matches = stored.version.parts().iter().all(|part| {
+                let bytes = self.arena.bytes(&part.extent);
+                read_bytes += bytes.len() as u64;
+                ContentDigest::of(bytes) == part.digest
+            });
+            if !matches && self.index.quarantine(&stored) {
+                self.scrub.quarantined_chunks.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(
+                    namespace = %stored.namespace.digest, chunk = %stored.chunk,
+                    "stored bytes have changed in memory; the chunk is taken out and will be computed anew"
+                );
+            }
+        }
+        self.readers.fetch_sub(1, Ordering::AcqRel);
+        self.scrub.scrubbed_bytes.fetch_add(read_bytes, Ordering::Relaxed);
+        read_bytes
+    }
+}

@@ -1,0 +1,72 @@
+//! Going through all READY versions, a little at a time, without counting as a use of any.
+
+use std::sync::Arc;
+
+use tender_proto::ChunkId;
+
+use super::{Index, Place, SHARDS, ShardIndex, Version};
+use crate::namespace::Namespace;
+
+/// Where a walk has come to. What is stored behind it is seen in the next round.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    shard: u8,
+    page: usize,
+    /// Slots of the page that are still to come, last first.
+    slots: Vec<u32>,
+}
+
+/// A version that was READY when it was met. Its bytes stay as long as this is held.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) chunk: ChunkId,
+    pub(crate) version: Arc<Version>,
+    place: Place,
+}
+
+impl Index {
+    /// The next READY version; `None` at the end of a round, after which the next one begins.
+    pub(crate) fn next_ready(&self, walk: &mut Walk) -> Option<Stored> {
+        loop {
+            let shard_index = ShardIndex(walk.shard);
+            let shard = self.lock(shard_index);
+            while let Some(slot) = walk.slots.pop() {
+                if let Some(entry) = shard.slab.get(slot)
+                    && let Some(version) = &entry.ready
+                {
+                    return Some(Stored {
+                        namespace: Arc::clone(&entry.namespace),
+                        chunk: entry.chunk,
+                        version: Arc::clone(version),
+                        place: Place { shard: shard_index, slot },
+                    });
+                }
+            }
+            if walk.page < shard.slab.pages() {
+                walk.slots = shard.slab.slots_of_page(walk.page);
+                walk.page += 1;
+                continue;
+            }
+            walk.page = 0;
+            walk.shard = (walk.shard + 1) % u8::try_from(SHARDS).unwrap_or(1);
+            if walk.shard == 0 {
+                return None;
+            }
+        }
+    }
+
+    /// Takes a version away from lookups, if they still find it. Leases on it end as if it had been reset.
+    pub(crate) fn quarantine(&self, stored: &Stored) -> bool {
+        let mut shard = self.lock(stored.place.shard);
+        let Some(entry) = shard.slab.get(stored.place.slot) else { return false };
+        if !entry.ready.as_ref().is_some_and(|ready| Arc::ptr_eq(ready, &stored.version)) {
+            return false;
+        }
+        let hash = self.hash(entry.key());
+        let retired = shard.retire(stored.place, &self.recency);
+        shard.remove_if_empty(stored.place.slot, hash);
+        drop(shard);
+        retired.is_some()
+    }
+}
