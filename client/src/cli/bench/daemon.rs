@@ -43,6 +43,10 @@ impl Daemon {
         Ok(daemon)
     }
 
+    pub(super) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     fn wait(&mut self) -> Result<(), ClientError> {
         let start = Instant::now();
         while !admin::ping(&self.local, Duration::from_secs(1)).is_ok_and(|pong| pong.ready) {

@@ -4,6 +4,7 @@
 //! of its yardstick take turns, and the medians are compared. The yardsticks are a plain copy into the same paged
 //! layout, and a bare tokio TCP stream between two processes that moves the same bytes.
 
+mod cpu;
 mod daemon;
 mod local;
 mod lookup;
@@ -34,9 +35,23 @@ pub(super) struct Bench {
     /// Rounds of each measurement, after one to warm up.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Measures one thing only.
+    #[arg(long)]
+    only: Option<Part>,
     /// As JSON: {"rows": [{"name", "value", "unit", "goal", "met"}]}.
     #[arg(long)]
     json: bool,
+}
+
+/// What can be measured alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Part {
+    /// Stores and loads through shared memory.
+    Shm,
+    /// Gets and puts over TCP.
+    Tcp,
+    /// Lookups over a Unix socket.
+    Lookups,
 }
 
 /// What every measurement needs.
@@ -59,18 +74,23 @@ impl Bench {
         // Every round stores new chunks; what the oldest leave by eviction is part of the work.
         let daemon = Daemon::start(self.tenderd.as_deref(), 4 * bytes as u64)?;
         let scene = Scene { daemon, bytes, rounds: self.rounds };
+        let wanted = |part| self.only.is_none_or(|only| only == part);
         let progress = indicatif::ProgressBar::new(5).with_style(report::progress_style());
         let mut rows = Vec::new();
-        for chunk_mib in [1, 4, 16] {
+        for chunk_mib in [1, 4, 16].into_iter().filter(|_| wanted(Part::Shm)) {
             progress.set_message(format!("shared memory, {chunk_mib} MiB chunks"));
             rows.extend(local::measure(&scene, chunk_mib)?);
             progress.inc(1);
         }
-        progress.set_message("gRPC over TCP");
-        rows.extend(remote::measure(&scene)?);
-        progress.inc(1);
-        progress.set_message("lookups");
-        rows.extend(lookup::measure(&scene)?);
+        if wanted(Part::Tcp) {
+            progress.set_message("gRPC over TCP");
+            rows.extend(remote::measure(&scene)?);
+            progress.inc(1);
+        }
+        if wanted(Part::Lookups) {
+            progress.set_message("lookups");
+            rows.extend(lookup::measure(&scene)?);
+        }
         progress.finish_and_clear();
         report::render(&rows, self.json)
     }

@@ -75,6 +75,10 @@ impl BarePeer {
         stream.set_nodelay(true).map_err(error)?;
         Ok(Self { child, runtime, stream, buffer: vec![2; bytes] })
     }
+    pub(super) fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The peer sends, we receive.
     pub(super) fn pull(&mut self) -> Result<(), ClientError> {
         let Self { runtime, stream, buffer, .. } = self;

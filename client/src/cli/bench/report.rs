@@ -31,6 +31,12 @@ impl Row {
         let value = bytes as f64 / seconds / 1e9;
         Self { name: name.into(), value, unit: "GB/s", goal: String::new(), met: None }
     }
+    /// Processor time, for information.
+    pub(super) fn cpu(name: impl Into<String>, bytes: usize, seconds: f64) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "a figure of three digits")]
+        let value = seconds * 1e9 / bytes as f64;
+        Self { name: name.into(), value, unit: "s/GB", goal: String::new(), met: None }
+    }
     /// How fast the work was against its yardstick, given the seconds of both.
     pub(super) fn ratio(name: impl Into<String>, yardstick: f64, work: f64, floor: f64) -> Self {
         let value = yardstick / work;
