@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use tender_client::copy::{CopyBackend, HostCopy};
+use tender_client::copy::{CopyBackend, HostCopy, Target};
 use tender_client::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
 use tender_proto::{BlocksPerChunk, Coverage, GroupIndex, PartIndex};
 
@@ -67,7 +67,12 @@ fn copies(c: &mut Criterion) {
         group.throughput(Throughput::Bytes(bytes));
         group.bench_function("memcpy", |b| b.iter(|| packed.copy_from_slice(black_box(&other))));
         group.bench_function("gather", |b| b.iter(|| copy.gather(GROUP, &blocks(), chunk, &mut packed)));
-        group.bench_function("scatter", |b| b.iter(|| copy.scatter(GROUP, &blocks(), chunk, chunk, &packed)));
+        group.bench_function("scatter", |b| {
+            b.iter(|| {
+                let to = Target { group: GROUP, blocks: &blocks(), stored: chunk, needed: chunk };
+                copy.scatter(&to, 0, &packed)
+            })
+        });
         group.finish();
     }
 }

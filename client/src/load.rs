@@ -1,4 +1,7 @@
-//! The worker's loads: lookup > lease > read > verify > scatter > release.
+//! The worker's loads: lookup > lease > read, verify and scatter > release.
+//!
+//! Over a network, bytes are scattered as they come and verified on the way: what turns out to be wrong lies in blocks
+//! that were promised to this load and are reported as failed.
 //!
 //! One thread takes a whole load from its lookup to its report, so that a load is reported only after the last
 //! byte of it was copied: the engine may hand the blocks on as soon as it hears of it. Every wait on the way
@@ -12,7 +15,7 @@ use tender_proto::mutant::{Mutant, active, read_fails};
 use tender_proto::{Coverage, Descriptor, NamespaceDigest, PartIndex, Reason};
 
 use crate::client::{Client, Pace};
-use crate::copy::CopyBackend;
+use crate::copy::{CopyBackend, Target};
 use crate::fuse::Fuse;
 use crate::lease::HeldLease;
 use crate::plan::{LoadItem, LoadJob};
@@ -150,14 +153,14 @@ impl Loader {
         }
         let Some(lease) = lease else { return results };
         let ask = ReadAsk { lease: lease.id(), items: &reads, deadline };
-        let mut scatter = |at: usize, bytes: &[u8]| {
+        let mut scatter = |at: usize, offset_bytes: u64, piece: &[u8]| {
             if session.has_ended() {
                 return Err(Reason::Unreachable);
             }
             if Instant::now() >= deadline {
                 return Err(Reason::Deadline);
             }
-            self.scatter(&items[positions[at]], reads[at].coverage, bytes)
+            self.scatter(&items[positions[at]], reads[at].coverage, offset_bytes, piece)
         };
         let read = transport.read(&self.client, session, &ask, &mut scatter);
         let fate = match lease.release(deadline) {
@@ -227,8 +230,15 @@ impl Loader {
         })
     }
 
-    fn scatter(&self, item: &LoadItem, stored: Coverage, bytes: &[u8]) -> Result<(), Reason> {
-        self.copy.scatter(item.chunk.group, &item.blocks, stored, item.needed, bytes).map_err(|no| {
+    fn scatter(
+        &self,
+        item: &LoadItem,
+        stored: Coverage,
+        offset_bytes: u64,
+        piece: &[u8],
+    ) -> Result<(), Reason> {
+        let to = Target { group: item.chunk.group, blocks: &item.blocks, stored, needed: item.needed };
+        self.copy.scatter(&to, offset_bytes, piece).map_err(|no| {
             tracing::warn!(%no, chunk = %item.chunk, "blocks of a load do not fit the layout");
             Reason::Malformed
         })

@@ -3,6 +3,8 @@
 //! A block's content is a list of segments, one per layer (or fewer: neighbours merge); a segment is a strided
 //! box of equal runs. Everything is 64-bit numbers in flat lists, so that a kernel can take a map as it is.
 
+use std::ops::Range;
+
 /// Most dimensions of a segment once neighbours have merged.
 pub const MAX_DIMS: usize = 8;
 
@@ -104,7 +106,11 @@ impl Segment {
     }
     /// Calls `visit` with the distance of every run from the block's first byte, in the order of the content.
     pub fn for_each_run(&self, visit: &mut impl FnMut(u64)) {
-        walk(&self.dims, 0, visit);
+        self.for_each_run_of(0..self.runs(), visit);
+    }
+    /// The same for some of the runs only; those that there are not are left out.
+    pub fn for_each_run_of(&self, runs: Range<u64>, visit: &mut impl FnMut(u64)) {
+        walk(&self.dims, 0, runs.start..runs.end.min(self.runs()), visit);
     }
 
     /// Whether `next` begins where this one's only run ends, in every block.
@@ -116,12 +122,17 @@ impl Segment {
     }
 }
 
-fn walk(dims: &[Dim], offset_bytes: u64, visit: &mut impl FnMut(u64)) {
+/// `runs` counts inside of this box.
+fn walk(dims: &[Dim], offset_bytes: u64, runs: Range<u64>, visit: &mut impl FnMut(u64)) {
     match dims {
-        [] => visit(offset_bytes),
+        [] => runs.for_each(|_| visit(offset_bytes)),
+        [dim] => runs.for_each(|i| visit(offset_bytes + i * dim.stride_bytes)),
         [dim, inner @ ..] => {
-            for i in 0..dim.count {
-                walk(inner, offset_bytes + i * dim.stride_bytes, visit);
+            let each: u64 = inner.iter().map(|dim| dim.count).product();
+            for i in runs.start / each..runs.end.div_ceil(each) {
+                let first = i * each;
+                let here = runs.start.saturating_sub(first)..(runs.end - first).min(each);
+                walk(inner, offset_bytes + i * dim.stride_bytes, here, visit);
             }
         }
     }
@@ -198,6 +209,16 @@ mod tests {
         let mut runs = Vec::new();
         page.for_each_run(&mut |at| runs.push(at));
         assert_eq!(runs, [0, 288, 576, 864]);
+        // Any stretch of them, also across outer dimensions.
+        let page = Segment::new(0, 4096, &[dim(2, 1000), dim(3, 300), dim(2, 16)], 8).unwrap();
+        let (mut all, mut some) = (Vec::new(), Vec::new());
+        page.for_each_run(&mut |at| all.push(at));
+        assert_eq!(all, [0, 16, 300, 316, 600, 616, 1000, 1016, 1300, 1316, 1600, 1616]);
+        for (first, end) in (0..=13usize).flat_map(|first| (first..=14).map(move |end| (first, end))) {
+            some.clear();
+            page.for_each_run_of(first as u64..end as u64, &mut |at| some.push(at));
+            assert_eq!(some, all.get(first..all.len().min(end)).unwrap_or_default());
+        }
         // Two outer dimensions that continue each other are one.
         let page = Segment::new(0, 4096, &[dim(2, 576), dim(2, 288)], 256).unwrap();
         assert_eq!(page.dims(), [dim(4, 288)]);

@@ -5,6 +5,8 @@
 //! checked here.
 #![allow(unsafe_code, reason = "copies between packed bytes and pages that are known by their address only")]
 
+use std::ops::Range;
+
 use crate::page_map::{MapError, Move, PageMap, Segment};
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -19,10 +21,10 @@ compile_error!("addresses and sizes here are 64-bit");
 /// writes them meanwhile, and none of them lies in `packed`.
 pub unsafe fn gather(map: &PageMap, moves: &[Move], packed: &mut [u8]) -> Result<(), MapError> {
     check(map, moves, packed.len())?;
+    let whole = 0..packed.len() as u64;
     let packed = packed.as_mut_ptr();
-    for_each_run(map, moves, |page, at, len| {
-        // SAFETY: the caller vouches for the page's bytes; `check` keeps at + len inside `packed`, which no
-        // page overlaps.
+    for_each_run(map, moves, whole, |page, at, len| {
+        // SAFETY: the caller vouches for the page's bytes; at + len lies in `packed`, which no page overlaps.
         unsafe {
             std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(page), packed.add(at), len)
         };
@@ -40,48 +42,92 @@ pub unsafe fn gather(map: &PageMap, moves: &[Move], packed: &mut [u8]) -> Result
 /// reads or writes them meanwhile, and none of them lies in `packed`.
 pub unsafe fn scatter(map: &PageMap, moves: &[Move], packed: &[u8]) -> Result<(), MapError> {
     check(map, moves, packed.len())?;
-    let packed = packed.as_ptr();
-    for_each_run(map, moves, |page, at, len| {
-        // SAFETY: the caller vouches for the page's bytes; `check` keeps at + len inside `packed`, which no
-        // page overlaps.
+    // SAFETY: passed on.
+    unsafe { scatter_range(map, moves, 0, packed) }
+}
+
+/// Copies what `piece` has of the blocks of `moves` into their pages. It is cut anywhere out of packed bytes, at
+/// `offset_bytes` from their start. All pieces of the packed bytes, in any order, make one [`scatter`].
+///
+/// # Safety
+/// As for [`scatter`], with `piece` for the packed bytes.
+pub unsafe fn scatter_range(
+    map: &PageMap,
+    moves: &[Move],
+    offset_bytes: u64,
+    piece: &[u8],
+) -> Result<(), MapError> {
+    let end = offset_bytes.checked_add(piece.len() as u64).ok_or(MapError::Overflow)?;
+    if moves.iter().any(|one| slot_end(map, one.slot).is_none()) {
+        return Err(MapError::Overflow);
+    }
+    let piece = piece.as_ptr();
+    for_each_run(map, moves, offset_bytes..end, |page, at, len| {
+        // SAFETY: the caller vouches for the page's bytes; at + len lies in `piece`, which no page overlaps.
         unsafe {
-            std::ptr::copy_nonoverlapping(packed.add(at), std::ptr::with_exposed_provenance_mut(page), len);
+            std::ptr::copy_nonoverlapping(piece.add(at), std::ptr::with_exposed_provenance_mut(page), len);
         };
     });
     Ok(())
 }
 
 fn check(map: &PageMap, moves: &[Move], packed_bytes: usize) -> Result<(), MapError> {
-    let block_bytes = map.block_bytes();
-    let outside = |slot| {
-        let end = (u64::from(slot) + 1).checked_mul(block_bytes);
-        end.is_none_or(|end| end > packed_bytes as u64)
-    };
+    let outside = |slot| slot_end(map, slot).is_none_or(|end| end > packed_bytes as u64);
     match moves.iter().find(|one| outside(one.slot)) {
-        Some(&Move { slot, .. }) => Err(MapError::SlotOutside { slot, block_bytes, packed_bytes }),
+        Some(&Move { slot, .. }) => {
+            Err(MapError::SlotOutside { slot, block_bytes: map.block_bytes(), packed_bytes })
+        }
         None => Ok(()),
     }
 }
 
-/// Calls `copy` with the address of every run, its offset in the packed bytes, and its length.
-fn for_each_run(map: &PageMap, moves: &[Move], mut copy: impl FnMut(usize, usize, usize)) {
-    let neighbours =
-        |a: &Move, b: &Move| a.block.checked_add(1) == Some(b.block) && a.slot.checked_add(1) == Some(b.slot);
+fn slot_end(map: &PageMap, slot: u32) -> Option<u64> {
+    (u64::from(slot) + 1).checked_mul(map.block_bytes())
+}
+
+/// Calls `copy` for every run, or the part of it, that lies in this window of the packed bytes: with the address in
+/// the page, the distance from the window's start, and the length. All three together never leave run and window.
+fn for_each_run(
+    map: &PageMap,
+    moves: &[Move],
+    window: Range<u64>,
+    mut copy: impl FnMut(usize, usize, usize),
+) {
+    let mut clipped = |page: usize, at: u64, len: u64| {
+        let (from, to) = (at.max(window.start), (at + len).min(window.end));
+        if from < to {
+            copy(page + size(from - at), size(from - window.start), size(to - from));
+        }
+    };
+    let block_bytes = map.block_bytes();
     if let ([only], true) = (map.segments(), map.is_dense()) {
+        let neighbours = |a: &Move, b: &Move| {
+            a.block.checked_add(1) == Some(b.block) && a.slot.checked_add(1) == Some(b.slot)
+        };
         for stretch in moves.chunk_by(neighbours) {
-            let at = size(u64::from(stretch[0].slot) * map.block_bytes());
-            copy(page(only, stretch[0].block), at, stretch.len() * size(map.block_bytes()));
+            let at = u64::from(stretch[0].slot) * block_bytes;
+            clipped(page(only, stretch[0].block), at, stretch.len() as u64 * block_bytes);
         }
         return;
     }
+    let meets = |at: u64, len: u64| at < window.end && at + len > window.start;
     for one in moves {
-        let mut at = size(u64::from(one.slot) * map.block_bytes());
+        let mut at = u64::from(one.slot) * block_bytes;
+        if !meets(at, block_bytes) {
+            continue;
+        }
         for segment in map.segments() {
-            let (start, len) = (page(segment, one.block), size(segment.run_bytes()));
-            segment.for_each_run(&mut |offset| {
-                copy(start + size(offset), at, len);
-                at += len;
-            });
+            let (start, run) = (page(segment, one.block), segment.run_bytes());
+            if meets(at, segment.content_bytes()) {
+                let first = window.start.saturating_sub(at) / run;
+                let end = (window.end - at).div_ceil(run);
+                let mut run_at = at + first * run;
+                segment.for_each_run_of(first..end, &mut |offset| {
+                    clipped(start + size(offset), run_at, run);
+                    run_at += run;
+                });
+            }
+            at += segment.content_bytes();
         }
     }
 }
@@ -178,6 +224,52 @@ mod tests {
             }
             prop_assert_eq!(to.bytes, want);
         }
+
+        #[test]
+        fn any_pieces_make_one_scatter(
+            (heads, tokens, cell) in (1usize..4, 1usize..5, 1usize..7),
+            (pad, layers) in (0usize..5, 1usize..4),
+            wanted in Just((0u32..9).collect::<Vec<_>>()).prop_shuffle(),
+            // Which of the packed blocks are wanted: the slots have gaps.
+            chosen in proptest::collection::vec(any::<bool>(), 9),
+            cuts in proptest::collection::vec(0usize..1500, 0..12),
+            order in any::<bool>(),
+        ) {
+            let from = pages(9, heads, tokens, cell, pad, layers);
+            let all = moves(&wanted);
+            let mut packed = vec![0xEE; 9 * from.map.block_bytes() as usize];
+            // SAFETY: the map was made over from.bytes, which lives and is not written.
+            unsafe { gather(&from.map, &all, &mut packed) }.unwrap();
+            let chosen: Vec<_> = all.into_iter().zip(chosen).filter_map(|(one, yes)| yes.then_some(one)).collect();
+
+            let (mut whole, mut cut) =
+                (pages(9, heads, tokens, cell, pad, layers), pages(9, heads, tokens, cell, pad, layers));
+            whole.bytes.fill(0xAA);
+            cut.bytes.fill(0xAA);
+            // SAFETY: the map was made over whole.bytes, which nobody else uses.
+            unsafe { scatter(&whole.map, &chosen, &packed) }.unwrap();
+            let mut bounds: Vec<_> = cuts.into_iter().map(|at| at.min(packed.len())).collect();
+            bounds.extend([0, packed.len()]);
+            bounds.sort_unstable();
+            let mut pieces: Vec<_> = bounds.windows(2).map(|pair| (pair[0], pair[1])).collect();
+            if order {
+                pieces.reverse();
+            }
+            for (start, end) in pieces {
+                // SAFETY: the map was made over cut.bytes, which nobody else uses.
+                unsafe { scatter_range(&cut.map, &chosen, start as u64, &packed[start..end]) }.unwrap();
+            }
+            prop_assert_eq!(cut.bytes, whole.bytes);
+        }
+    }
+
+    #[test]
+    fn numbers_that_overflow_move_nothing() {
+        let to = pages(4, 1, 2, 4, 0, 1);
+        let before = to.bytes.clone();
+        // SAFETY: the map was made over to.bytes, which nobody else uses.
+        let refused = unsafe { scatter_range(&to.map, &moves(&[1]), u64::MAX, &[1; 8]) };
+        assert_eq!((refused, to.bytes), (Err(MapError::Overflow), before));
     }
 
     #[test]

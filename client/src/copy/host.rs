@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tender_kernels::{Move, PageMap, reference};
 use tender_proto::{Coverage, GroupIndex};
 
-use super::{CopyBackend, CopyRefusal};
+use super::{CopyBackend, CopyRefusal, Target};
 use crate::layout::ProvedLayout;
 
 /// Plain memory copies by the calling thread, one per contiguous run.
@@ -28,39 +28,27 @@ impl HostCopy {
         Self { layout }
     }
 
-    /// The moves for `wanted` blocks of a part that holds the `stored` ones, all checked.
-    fn moves(
-        &self,
-        group: GroupIndex,
-        blocks: &[u32],
-        stored: Coverage,
-        wanted: Coverage,
-        packed_bytes: usize,
-    ) -> Result<(&PageMap, Vec<Move>), CopyRefusal> {
-        let part = self.layout.parts(group).first().ok_or(CopyRefusal::NoGroup(group))?;
-        let map = part.page_map();
+    /// The moves to or from the needed blocks, all checked, and the bytes of the whole part.
+    fn moves(&self, of: &Target<'_>) -> Result<(&PageMap, Vec<Move>, u64), CopyRefusal> {
+        let Target { group, blocks, stored, needed } = *of;
+        let map = self.layout.parts(group).first().ok_or(CopyRefusal::NoGroup(group))?.page_map();
         if blocks.len() as u64 != u64::from(stored.blocks().get()) {
             return Err(CopyRefusal::WrongBlockCount { listed: blocks.len(), blocks: stored.blocks().get() });
         }
-        if !stored.contains(wanted) {
-            return Err(CopyRefusal::NotStored { needed: wanted, stored });
-        }
-        // At most 64 blocks of at most 2^64 bytes.
-        let expected = u128::from(map.block_bytes()) * u128::from(stored.count());
-        if packed_bytes as u128 != expected {
-            let expected = u64::try_from(expected).unwrap_or(u64::MAX);
-            return Err(CopyRefusal::WrongLength { given: packed_bytes, expected });
+        if !stored.contains(needed) {
+            return Err(CopyRefusal::NotStored { needed, stored });
         }
         let pool = self.layout.pool_blocks();
-        let mut moves = Vec::with_capacity(wanted.count() as usize);
+        let mut moves = Vec::with_capacity(needed.count() as usize);
         for (position, &block) in (0..).zip(blocks) {
-            let Some(slot) = stored.rank(position).filter(|_| wanted.has(position)) else { continue };
+            let Some(slot) = stored.rank(position).filter(|_| needed.has(position)) else { continue };
             if block == 0 || block >= pool {
                 return Err(CopyRefusal::BadBlock { block, position, last: pool.saturating_sub(1) });
             }
             moves.push(Move { block, slot });
         }
-        Ok((map, moves))
+        // More than fits is as wrong as any length.
+        Ok((map, moves, map.block_bytes().saturating_mul(u64::from(stored.count()))))
     }
 }
 
@@ -72,30 +60,32 @@ impl CopyBackend for HostCopy {
         coverage: Coverage,
         packed: &mut [u8],
     ) -> Result<(), CopyRefusal> {
-        let (map, moves) = self.moves(group, blocks, coverage, coverage, packed.len())?;
+        let (map, moves, expected) =
+            self.moves(&Target { group, blocks, stored: coverage, needed: coverage })?;
+        let wrong = CopyRefusal::WrongLength { given: packed.len(), expected };
+        if packed.len() as u64 != expected {
+            return Err(wrong);
+        }
         // SAFETY: every id is below the pool's size, so the layout's proof puts its pages inside buffers that are
         // mapped; the engine does not write them meanwhile; `packed` is exclusive, so it is none of them.
         let copied = unsafe { reference::gather(map, &moves, packed) };
-        copied.map_err(|_| CopyRefusal::WrongLength { given: packed.len(), expected: u64::MAX })
+        copied.map_err(|_| wrong)
     }
 
-    fn scatter(
-        &self,
-        group: GroupIndex,
-        blocks: &[u32],
-        stored: Coverage,
-        needed: Coverage,
-        packed: &[u8],
-    ) -> Result<(), CopyRefusal> {
-        let (map, moves) = self.moves(group, blocks, stored, needed, packed.len())?;
+    fn scatter(&self, to: &Target<'_>, offset_bytes: u64, piece: &[u8]) -> Result<(), CopyRefusal> {
+        let (map, moves, expected) = self.moves(to)?;
+        let outside = CopyRefusal::Outside { offset_bytes, given: piece.len(), expected };
+        if offset_bytes.checked_add(piece.len() as u64).is_none_or(|end| end > expected) {
+            return Err(outside);
+        }
         let mut ids: Vec<u32> = moves.iter().map(|one| one.block).collect();
         ids.sort_unstable();
         if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(CopyRefusal::Twice { block: pair[0] });
         }
         // SAFETY: every id is below the pool's size, so the layout's proof puts its pages inside buffers that are
-        // mapped; the engine uses them for nothing else meanwhile; `packed` is borrowed, so it is none of them.
-        let copied = unsafe { reference::scatter(map, &moves, packed) };
-        copied.map_err(|_| CopyRefusal::WrongLength { given: packed.len(), expected: u64::MAX })
+        // mapped; the engine uses them for nothing else meanwhile; `piece` is borrowed, so it is none of them.
+        let copied = unsafe { reference::scatter_range(map, &moves, offset_bytes, piece) };
+        copied.map_err(|_| outside)
     }
 }

@@ -47,6 +47,16 @@ pub enum CopyRefusal {
         /// Bytes expected.
         expected: u64,
     },
+    /// A piece that does not lie in the part.
+    #[error("{given} bytes at {offset_bytes} of a part of {expected}")]
+    Outside {
+        /// Where the piece begins.
+        offset_bytes: u64,
+        /// Its bytes.
+        given: usize,
+        /// Bytes of the part.
+        expected: u64,
+    },
     /// A block is needed that was not stored.
     #[error("{needed:?} is needed of a chunk that holds {stored:?}")]
     NotStored {
@@ -63,6 +73,19 @@ pub enum CopyRefusal {
     },
 }
 
+/// Where the bytes of a part go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target<'a> {
+    /// The chunk's group.
+    pub group: GroupIndex,
+    /// One id for each block of the chunk, ignored where not needed.
+    pub blocks: &'a [u32],
+    /// The blocks that the part holds.
+    pub stored: Coverage,
+    /// The blocks to be written.
+    pub needed: Coverage,
+}
+
 /// Copies between pages and packed bytes. A call returns when its copies are done.
 pub trait CopyBackend: Send + Sync + fmt::Debug {
     /// Packs the covered blocks into `packed`, in order; it has exactly their size. `blocks` has one id per block
@@ -75,14 +98,7 @@ pub trait CopyBackend: Send + Sync + fmt::Debug {
         packed: &mut [u8],
     ) -> Result<(), CopyRefusal>;
 
-    /// Writes the needed blocks of a part that holds the `stored` ones. `blocks` has one id per block of the chunk,
-    /// ignored where not needed. Nothing but the content of those blocks' pages changes.
-    fn scatter(
-        &self,
-        group: GroupIndex,
-        blocks: &[u32],
-        stored: Coverage,
-        needed: Coverage,
-        packed: &[u8],
-    ) -> Result<(), CopyRefusal>;
+    /// Writes what `piece` has of the needed blocks: the bytes of a part from `offset_bytes` on, cut anywhere. Pieces
+    /// that make up the part, in any order, write all of them. Nothing but the content of those blocks' pages changes.
+    fn scatter(&self, to: &Target<'_>, offset_bytes: u64, piece: &[u8]) -> Result<(), CopyRefusal>;
 }

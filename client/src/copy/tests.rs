@@ -106,6 +106,8 @@ proptest! {
         to_blocks in Just((1..POOL).collect::<Vec<_>>()).prop_shuffle(),
         stored_bits in 0u64..16,
         needed_bits in 0u64..16,
+        cuts in proptest::collection::vec(0usize..1000, 0..6),
+        backwards: bool,
     ) {
         let (stored, needed) = (coverage(stored_bits), coverage(stored_bits & needed_bits));
         let from = Memory::new(shape, value);
@@ -120,7 +122,17 @@ proptest! {
         prop_assert_eq!(&packed, &expected);
 
         let to = Memory::new(shape, |_| 0xAA);
-        to.copy().scatter(GROUP, &to_blocks[..4], stored, needed, &packed).unwrap();
+        let target = Target { group: GROUP, blocks: &to_blocks[..4], stored, needed };
+        let mut bounds: Vec<_> = cuts.into_iter().map(|at| at.min(packed.len())).collect();
+        bounds.extend([0, packed.len()]);
+        bounds.sort_unstable();
+        let mut pieces: Vec<_> = bounds.windows(2).collect();
+        if backwards {
+            pieces.reverse();
+        }
+        for piece in pieces {
+            to.copy().scatter(&target, piece[0] as u64, &packed[piece[0]..piece[1]]).unwrap();
+        }
         let mut expected = vec![0xAA; to.bytes.len()];
         for i in needed.iter() {
             let pairs = from.places(from_blocks[i as usize]).into_iter().zip(to.places(to_blocks[i as usize]));
@@ -130,6 +142,10 @@ proptest! {
         }
         prop_assert_eq!(&to.bytes, &expected);
     }
+}
+
+fn target(blocks: &[u32], stored: u64, needed: u64) -> Target<'_> {
+    Target { group: GROUP, blocks, stored: coverage(stored), needed: coverage(needed) }
 }
 
 const SHAPE: Shape = Shape { layers: 2, interleaved: true, heads: 2, tokens: 4, cell: 8, padding: 3 };
@@ -142,38 +158,46 @@ fn nothing_moves_when_a_block_must_not_be_touched() {
     for bad in [0, POOL, u32::MAX] {
         let refused = copy.gather(GROUP, &[1, 2, 3, bad], coverage(0b1001), &mut packed);
         assert_eq!(refused, Err(CopyRefusal::BadBlock { block: bad, position: 3, last: POOL - 1 }));
-        let refused = copy.scatter(GROUP, &[1, 2, 3, bad], coverage(0b1001), coverage(0b1001), &packed);
+        let refused = copy.scatter(&target(&[1, 2, 3, bad], 0b1001, 0b1001), 0, &packed);
         assert_eq!(refused, Err(CopyRefusal::BadBlock { block: bad, position: 3, last: POOL - 1 }));
     }
     assert!(packed.iter().all(|&byte| byte == 0xEE));
     assert_eq!(memory.bytes, before);
     // Where nothing is covered or needed, the id does not matter.
     assert_eq!(copy.gather(GROUP, &[1, 0, u32::MAX, 2], coverage(0b1001), &mut packed), Ok(()));
-    assert_eq!(copy.scatter(GROUP, &[0, 0, 9, 0], coverage(0b0110), coverage(0b0100), &packed), Ok(()));
+    assert_eq!(copy.scatter(&target(&[0, 0, 9, 0], 0b0110, 0b0100), 0, &packed), Ok(()));
 }
 
 #[test]
 fn nothing_moves_when_sizes_do_not_fit() {
     let memory = Memory::new(SHAPE, value);
-    let copy = memory.copy();
+    let (copy, before) = (memory.copy(), memory.bytes.clone());
     let mut packed = vec![0; 128];
     let ids = [1, 2, 3, 4];
     assert_eq!(
         copy.gather(GROUP, &ids, coverage(0b11), &mut packed),
         Err(CopyRefusal::WrongLength { given: 128, expected: 256 })
     );
+    let whole = target(&ids, 0b11, 0b11);
+    for (offset_bytes, given) in [(0, 257), (1, 256), (256, 1), (u64::MAX, 1)] {
+        assert_eq!(
+            copy.scatter(&whole, offset_bytes, &vec![0; given]),
+            Err(CopyRefusal::Outside { offset_bytes, given, expected: 256 })
+        );
+    }
     assert_eq!(
-        copy.scatter(GROUP, &ids[..3], coverage(1), coverage(1), &packed),
+        copy.scatter(&target(&ids[..3], 1, 1), 0, &packed),
         Err(CopyRefusal::WrongBlockCount { listed: 3, blocks: 4 })
     );
     assert_eq!(
-        copy.scatter(GROUP, &ids, coverage(0b1), coverage(0b10), &packed),
+        copy.scatter(&target(&ids, 0b1, 0b10), 0, &packed),
         Err(CopyRefusal::NotStored { needed: coverage(0b10), stored: coverage(0b1) })
     );
     assert_eq!(
-        copy.scatter(GROUP, &[5, 5, 1, 1], coverage(0b11), coverage(0b11), &[0; 256]),
+        copy.scatter(&target(&[5, 5, 1, 1], 0b11, 0b11), 0, &[0; 256]),
         Err(CopyRefusal::Twice { block: 5 })
     );
+    assert_eq!(memory.bytes, before);
     let nowhere = GroupIndex(1);
     assert_eq!(copy.gather(nowhere, &ids, coverage(1), &mut packed), Err(CopyRefusal::NoGroup(nowhere)));
 }

@@ -1,7 +1,7 @@
-//! Puts the frames of a `Get` together and believes none of them.
+//! Checks the frames of a `Get` and believes none of them.
 //!
-//! Pure: no I/O, no clock. Every deviation from what was asked for ends the stream ([`Broken`]), since nothing
-//! that follows it could be trusted to be in its place; a part whose bytes are there but wrong fails alone.
+//! Pure: no I/O, no clock, no bytes kept. Every deviation from what was asked for ends the stream ([`Broken`]), since
+//! nothing that follows it could be trusted to be in its place; a part whose bytes are there but wrong fails alone.
 
 use tender_proto::{ContentDigest, Coverage, Reason, v1};
 
@@ -16,44 +16,33 @@ pub(crate) struct Broken(pub(crate) Reason);
 pub(crate) enum Progress {
     /// More frames of the same part must come.
     More,
-    /// Part `.0` is whole and its digest is right: [`Assembly::bytes`] has it until the next frame.
+    /// Part `.0` is whole and its digest is right.
     Whole(usize),
     /// Part `.0` cannot be had, alone.
     Failed(usize, Reason),
 }
 
-/// Assembles the parts of one `Get`, one after another, in a buffer that is used again.
+/// Follows the parts of one `Get`, one after another.
 #[derive(Debug)]
-pub(crate) struct Assembly<'a> {
+pub(crate) struct FrameCheck<'a> {
     items: &'a [ReadItem],
     /// The item whose frames come now.
     at: usize,
     max_frame_bytes: usize,
     digest: Option<ContentDigest>,
     hasher: blake3::Hasher,
-    buffer: Vec<u8>,
+    /// Bytes that came of it.
+    have: u64,
 }
 
-impl<'a> Assembly<'a> {
+impl<'a> FrameCheck<'a> {
     pub(crate) fn new(items: &'a [ReadItem], max_frame_bytes: usize) -> Self {
-        Self {
-            items,
-            at: 0,
-            max_frame_bytes,
-            digest: None,
-            hasher: blake3::Hasher::new(),
-            buffer: Vec::new(),
-        }
+        Self { items, at: 0, max_frame_bytes, digest: None, hasher: blake3::Hasher::new(), have: 0 }
     }
 
     /// Items that are done, well or not.
     pub(crate) fn done(&self) -> usize {
         self.at
-    }
-
-    /// The bytes of the part that was last completed.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.buffer
     }
 
     /// Takes the head of the next frame, of which `payload_bytes` follow as pieces. `Some`: it has none, its item
@@ -78,24 +67,25 @@ impl<'a> Assembly<'a> {
         } else if frame.part_bytes != 0 || frame.coverage != 0 || !frame.digest.is_empty() {
             return Err(Broken(Reason::Malformed));
         }
-        let whole = usize::try_from(item.bytes).map_err(|_| Broken(Reason::TooLarge))?;
-        let have = self.buffer.len();
-        if frame.offset_bytes != have as u64 || payload_bytes == 0 || payload_bytes > whole - have {
+        let left = item.bytes - self.have;
+        if frame.offset_bytes != self.have || payload_bytes == 0 || payload_bytes as u64 > left {
             return Err(Broken(Reason::WrongSize));
         }
         Ok(None)
     }
 
-    /// Takes bytes of the frame that was begun. The caller sees to it that they are not more than were announced.
-    pub(crate) fn piece(&mut self, bytes: &[u8]) {
+    /// Takes bytes of the frame that was begun: whose they are, and where in its part they lie. The caller sees to it
+    /// that they are not more than were announced.
+    pub(crate) fn piece(&mut self, bytes: &[u8]) -> (usize, u64) {
         self.hasher.update(bytes);
-        self.buffer.extend_from_slice(bytes);
+        let offset_bytes = self.have;
+        self.have += bytes.len() as u64;
+        (self.at, offset_bytes)
     }
 
     /// Ends the frame that was begun.
     pub(crate) fn end_frame(&mut self) -> Progress {
-        let whole = self.items.get(self.at).map_or(0, |item| item.bytes);
-        if (self.buffer.len() as u64) < whole {
+        if self.items.get(self.at).is_some_and(|item| self.have < item.bytes) {
             return Progress::More;
         }
         let good = self.digest == Some(ContentDigest::from(self.hasher.finalize()));
@@ -125,9 +115,7 @@ impl<'a> Assembly<'a> {
         let digest = ContentDigest::parse(&frame.digest).map_err(|_| Broken(Reason::Malformed))?;
         self.digest = Some(digest);
         self.hasher.reset();
-        self.buffer.clear();
-        // Not the daemon's number: it was checked against ours above.
-        self.buffer.reserve_exact(usize::try_from(item.bytes).map_err(|_| Broken(Reason::TooLarge))?);
+        self.have = 0;
         Ok(())
     }
 
@@ -146,16 +134,17 @@ mod tests {
 
     const FRAME: usize = 64;
 
-    impl Assembly<'_> {
-        /// Takes a whole frame, its payload in two pieces.
+    impl FrameCheck<'_> {
+        /// Takes a whole frame, its payload in two pieces that must be told in their places.
         fn feed(&mut self, frame: &v1::GetFrame) -> Result<Progress, Broken> {
             let payload = &frame.payload;
             if let Some(progress) = self.begin_frame(frame, payload.len())? {
                 return Ok(progress);
             }
             let (front, back) = payload.split_at(payload.len() / 3);
-            self.piece(front);
-            self.piece(back);
+            let at = self.at;
+            assert_eq!(self.piece(front), (at, frame.offset_bytes));
+            assert_eq!(self.piece(back), (at, frame.offset_bytes + front.len() as u64));
             Ok(self.end_frame())
         }
     }
@@ -189,34 +178,34 @@ mod tests {
     fn whole_parts_come_out_in_order() {
         let (a, b) = (vec![1; 200], vec![2; 64]);
         let items = [item(200), item(64)];
-        let mut assembly = Assembly::new(&items, FRAME);
+        let mut check = FrameCheck::new(&items, FRAME);
         let mut seen = Vec::new();
         for frame in frames(0, &a).iter().chain(&frames(1, &b)) {
-            if let Progress::Whole(i) = assembly.feed(frame).unwrap() {
-                seen.push((i, assembly.bytes().to_vec()));
+            if let Progress::Whole(i) = check.feed(frame).unwrap() {
+                seen.push(i);
             }
         }
-        assert_eq!(seen, [(0, a), (1, b)]);
-        assert_eq!(assembly.done(), 2);
+        assert_eq!(seen, [0, 1]);
+        assert_eq!(check.done(), 2);
     }
 
     #[test]
     fn a_wrong_digest_fails_its_part_only() {
         let items = [item(64), item(64)];
-        let mut assembly = Assembly::new(&items, FRAME);
+        let mut check = FrameCheck::new(&items, FRAME);
         let mut bad = frames(0, &[1; 64]);
         bad[0].payload = vec![9; 64].into();
-        assert_eq!(assembly.feed(&bad[0]).unwrap(), Progress::Failed(0, Reason::BadDigest));
-        assert_eq!(assembly.feed(&frames(1, &[2; 64])[0]).unwrap(), Progress::Whole(1));
+        assert_eq!(check.feed(&bad[0]).unwrap(), Progress::Failed(0, Reason::BadDigest));
+        assert_eq!(check.feed(&frames(1, &[2; 64])[0]).unwrap(), Progress::Whole(1));
     }
 
     #[test]
     fn a_part_that_cannot_be_read_fails_alone() {
         let items = [item(64), item(64)];
-        let mut assembly = Assembly::new(&items, FRAME);
+        let mut check = FrameCheck::new(&items, FRAME);
         let failed = v1::GetFrame { failure: v1::Reason::LeaseExpired.into(), ..v1::GetFrame::default() };
-        assert_eq!(assembly.feed(&failed).unwrap(), Progress::Failed(0, Reason::LeaseExpired));
-        assert_eq!(assembly.feed(&frames(1, &[2; 64])[0]).unwrap(), Progress::Whole(1));
+        assert_eq!(check.feed(&failed).unwrap(), Progress::Failed(0, Reason::LeaseExpired));
+        assert_eq!(check.feed(&frames(1, &[2; 64])[0]).unwrap(), Progress::Whole(1));
     }
 
     #[test]
@@ -242,8 +231,8 @@ mod tests {
             let mut all = frames(0, &[1; 200]);
             change(&mut all);
             let items = [item(200)];
-            let mut assembly = Assembly::new(&items, FRAME);
-            let broken = all.iter().find_map(|frame| assembly.feed(frame).err());
+            let mut check = FrameCheck::new(&items, FRAME);
+            let broken = all.iter().find_map(|frame| check.feed(frame).err());
             assert_eq!(broken, Some(Broken(*reason)), "change {i}");
         }
     }
@@ -255,13 +244,13 @@ mod tests {
                 proptest::collection::vec(0u8.., 0..100)), 0..20)
         ) {
             let items = [item(200)];
-            let mut assembly = Assembly::new(&items, FRAME);
+            let mut check = FrameCheck::new(&items, FRAME);
             for (item, part_bytes, coverage, failure, offset_bytes, payload) in raw {
                 let digest = ContentDigest::of(b"something else").as_bytes().to_vec().into();
                 let frame = v1::GetFrame {
                     item, part_bytes, coverage, failure, offset_bytes, digest, payload: payload.into(),
                 };
-                match assembly.feed(&frame) {
+                match check.feed(&frame) {
                     Ok(progress) => proptest::prop_assert_ne!(progress, Progress::Whole(0)),
                     Err(_) => break,
                 }

@@ -1,4 +1,5 @@
-//! The network: parts travel as frames, and every byte is checked before it is used.
+//! The network: parts travel as frames. Their bytes go where they belong as they come, and count only when all of the
+//! part was checked.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +9,7 @@ use tender_proto::{Reason, Refusal, SessionId, v1};
 use tonic::transport::Channel;
 
 use super::calls::{Stored, refusal, store_client, store_outcomes};
-use super::frames::{Assembly, Broken, Progress};
+use super::frames::{Broken, FrameCheck, Progress};
 use super::messages::{Head, Messages};
 use super::staging::Staging;
 use super::{ReadAsk, ReadItem, Sink, StagedPart, Transport, TransportKind, region};
@@ -51,26 +52,33 @@ impl Grpc {
             items: ask.items.iter().map(get_item).collect(),
         };
         let mut messages = Messages::get(self.bulk.clone(), &request).await?;
-        let mut assembly = Assembly::new(ask.items, self.max_frame_bytes);
-        while assembly.done() < ask.items.len() {
+        let mut check = FrameCheck::new(ask.items, self.max_frame_bytes);
+        // What the sink thinks of the item whose frames come now.
+        let mut taken = Ok(());
+        while check.done() < ask.items.len() {
             let Head { frame, payload_bytes } = messages.next().await?.ok_or_else(cut_short)?;
-            let failed = assembly.begin_frame(&frame, payload_bytes).map_err(broken)?;
-            let progress = match failed {
+            let progress = match check.begin_frame(&frame, payload_bytes).map_err(broken)? {
                 Some(failed) => failed,
                 None => {
                     let mut left = payload_bytes;
                     while left > 0 {
                         let piece = messages.piece(left).await?;
-                        assembly.piece(&piece);
                         left -= piece.len();
+                        let (item, offset_bytes) = check.piece(&piece);
+                        if taken.is_ok() {
+                            taken = sink(item, offset_bytes, &piece);
+                        }
                     }
-                    assembly.end_frame()
+                    check.end_frame()
                 }
             };
             match progress {
                 Progress::More => {}
-                Progress::Whole(i) => results.push(sink(i, assembly.bytes())),
-                Progress::Failed(_, reason) => results.push(Err(reason)),
+                Progress::Whole(_) => results.push(std::mem::replace(&mut taken, Ok(()))),
+                Progress::Failed(_, reason) => {
+                    taken = Ok(());
+                    results.push(Err(reason));
+                }
             }
         }
         Ok(())

@@ -69,9 +69,10 @@ pub(crate) struct ReadAsk<'a> {
     pub(crate) deadline: Instant,
 }
 
-/// Takes the bytes of item `.0`: all of the part, exactly once, only after every check that the transport
-/// owes. What it answers becomes the item's result.
-pub(crate) type Sink<'a> = dyn FnMut(usize, &[u8]) -> Result<(), Reason> + 'a;
+/// Takes bytes of item `.0`: the piece that lies at `.1` in the part. The pieces of an item come in order and without
+/// gaps, and may come before all of it is checked: only a result that is good says that they were right. After an
+/// error, which becomes the item's result, it gets no more of that item.
+pub(crate) type Sink<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<(), Reason> + 'a;
 
 /// A reserved part in staging.
 #[derive(Debug)]
@@ -92,8 +93,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Where parts are gathered before they are stored.
     fn staging(&self) -> &Arc<Staging>;
 
-    /// Reads parts in order and hands each to the sink. One result for each item. Returns when the session
-    /// ends or the deadline is over, and never calls the sink after it has returned.
+    /// Reads parts in order and hands their bytes to the sink. One result for each item, good only if the sink had the
+    /// whole part and every check that the transport owes was passed. Returns when the session ends or the deadline is
+    /// over, and never calls the sink after it has returned.
     fn read(
         &self,
         client: &Client,

@@ -154,7 +154,7 @@ impl Transport for Shm {
             if Instant::now() >= ask.deadline {
                 return Err(Reason::Deadline);
             }
-            sink(i, self.read_one(item)?)
+            sink(i, 0, self.read_one(item)?)
         };
         ask.items.iter().enumerate().map(&mut read).collect()
     }
