@@ -1,17 +1,14 @@
 //! Parts that go out as frames.
 //!
 //! A reader that stops reading must not hold memory beyond its lease. Frames that wait for it inside the connection
-//! are copies already; what pins the arena is the part that this stream has open, and a timer closes it when the
+//! are copies (`frames`); what pins the arena is the part that this stream has open, and a timer closes it when the
 //! lease ends. The reader that comes back late finds its stream ended with the reason.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tender_proto::{PartIndex, Reason, Refusal, SessionId, v1};
-use tokio_stream::Stream;
 use tonic::Status;
 
 use super::{Shared, convert};
@@ -82,9 +79,10 @@ impl GetStream {
         })
     }
 
-    /// The next frame of the open part, or the first one of the next item. A part that was begun and cannot be
+    /// The next frame of the open part, or the first one of the next item; its payload is lent from the arena and must
+    /// be copied at once. A part that was begun and cannot be
     /// ended is the end of the stream, since a frame that says so would be taken for more of it.
-    fn next_frame(&mut self) -> Option<Result<v1::GetFrame, Status>> {
+    pub(super) fn next_frame(&mut self) -> Option<Result<v1::GetFrame, Status>> {
         let &(chunk, part) = self.items.get(self.item)?;
         let first = self.sent == 0;
         if first && let Err(reason) = self.open_part(chunk, part) {
@@ -155,13 +153,5 @@ impl GetStream {
         if matches!(*open, Open::Part(_)) {
             *open = Open::Nothing;
         }
-    }
-}
-
-impl Stream for GetStream {
-    type Item = Result<v1::GetFrame, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(self.next_frame())
     }
 }

@@ -1,11 +1,12 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
 //! `server` has the limits, `service` the calls with one answer, `session` the stream that a session lives by, `put`
-//! and `get` the streams of bytes, `admin` what operators ask, `convert` the messages' way to the checked types,
-//! `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
+//! and `get` the streams of bytes, `frames` what the latter writes, `admin` what operators ask, `convert` the messages'
+//! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
 mod convert;
+mod frames;
 mod get;
 mod put;
 pub(crate) mod server;

@@ -19,6 +19,7 @@ use tower::util::MapResponseLayer;
 
 use super::Shared;
 use super::admin::AdminService;
+use super::frames::framed;
 use super::service::StoreService;
 use super::typed::typed;
 
@@ -70,7 +71,7 @@ where
         .concurrency_limit_per_connection(calls)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .layer(MapResponseLayer::new(move |response| typed(&shared, response)))
+        .layer(MapResponseLayer::new(move |response| framed(typed(&shared, response))))
         .add_service(store)
         .add_service(admin)
         .serve_with_incoming_shutdown(incoming.then(unhurried), stop)
