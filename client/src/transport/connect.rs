@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use tender_proto::limits::{HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES};
+use tender_proto::limits::{HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES};
 use tender_proto::{Reason, Refusal};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -14,6 +14,11 @@ use crate::config::Address;
 /// unplugged daemon counts as lost within seconds, also when nothing is under way.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a stream may have under way to us: a few frames. Whatever waits here longer has left the cores' caches, and
+/// lies in memory that was made present for it: with 16 MiB a get took a tenth more processor time. It is still
+/// 1 GB/s for each stream over a round trip of a millisecond.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
 /// Connects, or says why not within the deadline. The channel never reconnects on its own to a daemon that
 /// would not know its session: whoever uses it drops it with the session.
@@ -53,7 +58,7 @@ fn http_uri(address: &Address) -> String {
 
 fn tuned(endpoint: Endpoint) -> Endpoint {
     endpoint
-        .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
         .max_frame_size(HTTP2_FRAME_BYTES)
         .tcp_nodelay(true)
