@@ -11,6 +11,7 @@ use tender_client::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
 use tender_proto::{BlocksPerChunk, Coverage, GroupIndex, PartIndex};
 
 const GROUP: GroupIndex = GroupIndex(0);
+const PART: PartIndex = PartIndex(0);
 const LAYERS: u32 = 16;
 const HEADS: u32 = 8;
 const TOKENS: u32 = 16;
@@ -51,7 +52,7 @@ fn copies(c: &mut Criterion) {
     for (name, padding) in [("one run per page", 0), ("one run per head", 64)] {
         let mut memory = Vec::new();
         let layout = layout(&mut memory, padding);
-        let block_bytes = layout.block_bytes(GROUP, PartIndex(0)).expect("one group");
+        let block_bytes = layout.block_bytes(GROUP, PART).expect("one group");
         let bytes = block_bytes * u64::from(BLOCKS_PER_CHUNK);
         let mut packed = vec![0u8; usize::try_from(bytes).expect("a 64-bit machine")];
         let other = packed.clone();
@@ -66,10 +67,11 @@ fn copies(c: &mut Criterion) {
         let mut group = c.benchmark_group(name);
         group.throughput(Throughput::Bytes(bytes));
         group.bench_function("memcpy", |b| b.iter(|| packed.copy_from_slice(black_box(&other))));
-        group.bench_function("gather", |b| b.iter(|| copy.gather(GROUP, &blocks(), chunk, &mut packed)));
+        group
+            .bench_function("gather", |b| b.iter(|| copy.gather(GROUP, PART, &blocks(), chunk, &mut packed)));
         group.bench_function("scatter", |b| {
             b.iter(|| {
-                let to = Target { group: GROUP, blocks: &blocks(), stored: chunk, needed: chunk };
+                let to = Target { group: GROUP, part: PART, blocks: &blocks(), stored: chunk, needed: chunk };
                 copy.scatter(&to, 0, &packed)
             })
         });

@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tender_proto::mutant::{Mutant, active, read_fails};
-use tender_proto::{Coverage, Descriptor, NamespaceDigest, PartIndex, Reason};
+use tender_proto::{PartIndex, Reason};
 
-use crate::client::{Client, Pace};
-use crate::copy::{CopyBackend, Target};
-use crate::fuse::Fuse;
+use crate::client::Pace;
+use crate::copy::Target;
 use crate::lease::HeldLease;
 use crate::plan::{LoadItem, LoadJob};
 use crate::queue::Queue;
 use crate::session::Session;
 use crate::transport::calls::{ChunkAnswer, LookupAsk};
 use crate::transport::{ReadAsk, ReadItem, Transport};
+use crate::worker::Rank;
 
 /// A lease outlasts the load it is for by this much, or the release of a load that used all its time would
 /// come too late.
@@ -50,12 +50,7 @@ pub(crate) struct Pending {
 /// What all loads of a worker share.
 #[derive(Debug)]
 pub(crate) struct Loader {
-    pub(crate) client: Client,
-    pub(crate) descriptor: Arc<Descriptor>,
-    pub(crate) namespace: NamespaceDigest,
-    pub(crate) part: PartIndex,
-    pub(crate) copy: Arc<dyn CopyBackend>,
-    pub(crate) fuse: Arc<Fuse>,
+    pub(crate) rank: Arc<Rank>,
     pub(crate) queue: Queue<Pending>,
     pub(crate) done: Mutex<Vec<LoadDone>>,
 }
@@ -63,10 +58,10 @@ pub(crate) struct Loader {
 impl Loader {
     /// Begins a load. Whatever happens to it, it is reported once.
     pub(crate) fn submit(&self, job: LoadJob) {
-        if self.fuse.is_blown() {
+        if self.rank.fuse.is_blown() {
             return self.give_up(&job, Reason::Internal);
         }
-        let deadline = Instant::now() + self.client.config().load_deadline;
+        let deadline = Instant::now() + self.rank.client.config().load_deadline;
         if let Err(pending) = self.queue.push(Pending { job, deadline }) {
             self.give_up(&pending.job, Reason::TooMany);
         }
@@ -78,7 +73,7 @@ impl Loader {
             for Pending { job, deadline } in taken.items() {
                 // A panic has unwound the copy, so nothing touches the blocks any more.
                 let failed = || vec![Err(Reason::Internal); job.items.len()];
-                let results = self.fuse.run("load", failed, || self.load(&job, deadline));
+                let results = self.rank.fuse.run("load", failed, || self.load(&job, deadline));
                 self.report(&job, &results);
             }
         }
@@ -96,7 +91,7 @@ impl Loader {
     }
 
     fn report(&self, job: &LoadJob, results: &[Result<(), Reason>]) {
-        let tally = self.client.tally();
+        let tally = self.rank.client.tally();
         let mut failed_blocks = Vec::new();
         let results = if active(Mutant::FailedLoadIsGood) { &vec![Ok(()); results.len()] } else { results };
         let failed = job.whole && results.iter().any(Result::is_err);
@@ -119,12 +114,27 @@ impl Loader {
     }
 
     fn load(&self, job: &LoadJob, deadline: Instant) -> Vec<Result<(), Reason>> {
-        let session = match self.client.session(self.namespace) {
+        let session = match self.rank.client.session(self.rank.namespace) {
             Ok(session) => session,
             Err(reason) => return vec![Err(reason); job.items.len()],
         };
-        let batches = job.items.chunks(session.limits.max_batch_chunks);
-        batches.flat_map(|items| self.load_batch(&session, items, deadline)).collect()
+        let mut results = Vec::with_capacity(job.items.len());
+        while let Some(left) = job.items.get(results.len()..).filter(|left| !left.is_empty()) {
+            let batch = self.batch(left, session.limits.max_batch_chunks);
+            results.extend(self.load_batch(&session, batch, deadline));
+        }
+        results
+    }
+
+    /// As many of the first items as one lookup and one read take: the latter counts parts. At least one.
+    fn batch<'a>(&self, items: &'a [LoadItem], limit: usize) -> &'a [LoadItem] {
+        let mut parts = 0;
+        let fits = |item: &&LoadItem| {
+            parts += self.rank.layout.parts(item.chunk.group).len().max(1);
+            parts <= limit
+        };
+        let count = items.iter().take_while(fits).count();
+        &items[..count.max(1)]
     }
 
     /// One lookup and one lease. Only a lease that was good to the end makes any of it good.
@@ -141,17 +151,17 @@ impl Loader {
             Err(reason) => return all(reason),
         };
         let mut results = all(Reason::Internal);
+        let Some(lease) = lease else {
+            return self.unleased(items, &answers, transport.as_ref());
+        };
+        // Of every item all parts that this rank holds, one after another.
         let (mut positions, mut reads) = (Vec::new(), Vec::new());
         for (i, (item, answer)) in items.iter().zip(&answers).enumerate() {
-            match self.readable(i, item, answer, transport.as_ref()) {
-                Ok(read) => {
-                    positions.push(i);
-                    reads.push(read);
-                }
-                Err(reason) => results[i] = Err(reason),
-            }
+            results[i] = self.readable(i, item, answer, transport.as_ref()).map(|parts| {
+                positions.resize(positions.len() + parts.len(), i);
+                reads.extend(parts);
+            });
         }
-        let Some(lease) = lease else { return results };
         let ask = ReadAsk { lease: lease.id(), items: &reads, deadline };
         let mut scatter = |at: usize, offset_bytes: u64, piece: &[u8]| {
             if session.has_ended() {
@@ -160,23 +170,37 @@ impl Loader {
             if Instant::now() >= deadline {
                 return Err(Reason::Deadline);
             }
-            self.scatter(&items[positions[at]], reads[at].coverage, offset_bytes, piece)
+            self.scatter(&items[positions[at]], &reads[at], offset_bytes, piece)
         };
-        let read = transport.read(&self.client, session, &ask, &mut scatter);
+        let read = transport.read(&self.rank.client, session, &ask, &mut scatter);
         let fate = match lease.release(deadline) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Reason::LeaseExpired),
             Err(reason) => Err(reason),
         };
-        let mut bytes = 0;
-        for ((&at, result), item) in positions.iter().zip(read).zip(&reads) {
-            results[at] = if read_fails() { Err(Reason::LeaseExpired) } else { result.and(fate) };
-            bytes += if results[at].is_ok() { item.bytes } else { 0 };
+        for (&at, result) in positions.iter().zip(read) {
+            let result = if read_fails() { Err(Reason::LeaseExpired) } else { result.and(fate) };
+            results[at] = results[at].and(result);
         }
-        let tally = self.client.tally();
-        tally.loaded_bytes.add(bytes);
-        tally.loaded_parts.add(results.iter().filter(|r| r.is_ok()).count() as u64);
+        let tally = self.rank.client.tally();
+        for (_, read) in positions.iter().zip(&reads).filter(|(at, _)| results[**at].is_ok()) {
+            tally.loaded_bytes.add(read.bytes);
+            tally.loaded_parts.one();
+        }
         results
+    }
+
+    /// Nothing was leased, so nothing can be read: why not, item by item.
+    fn unleased(
+        &self,
+        items: &[LoadItem],
+        answers: &[ChunkAnswer],
+        transport: &dyn Transport,
+    ) -> Vec<Result<(), Reason>> {
+        let why = |(index, (item, answer))| {
+            self.readable(index, item, answer, transport).and(Err(Reason::Internal))
+        };
+        items.iter().zip(answers).enumerate().map(why).collect()
     }
 
     fn lookup(
@@ -189,20 +213,20 @@ impl Loader {
         let chunks: Vec<_> = items.iter().map(|item| item.chunk).collect();
         let lease = deadline.saturating_duration_since(Instant::now()) + LEASE_MARGIN;
         let ask = LookupAsk { lease, locate: transport.locates() };
-        let call = session.calls.lookup(&self.descriptor, self.namespace, &chunks, ask);
-        let answer = self.client.ask_blocking(session, deadline, Pace::Quick, call)?;
-        let lease = answer.lease.map(|grant| HeldLease::new(&self.client, session, grant));
+        let call = session.calls.lookup(&self.rank.descriptor, self.rank.namespace, &chunks, ask);
+        let answer = self.rank.client.ask_blocking(session, deadline, Pace::Quick, call)?;
+        let lease = answer.lease.map(|grant| HeldLease::new(&self.rank.client, session, grant));
         Ok((answer.chunks, lease))
     }
 
-    /// What to read for an item, if what the daemon has is enough for it.
+    /// What to read for an item, part by part, if what the daemon has is enough for it.
     fn readable(
         &self,
         index: usize,
         item: &LoadItem,
         answer: &ChunkAnswer,
         transport: &dyn Transport,
-    ) -> Result<ReadItem, Reason> {
+    ) -> Result<Vec<ReadItem>, Reason> {
         let (coverage, places) = match answer {
             ChunkAnswer::Ready { coverage, places } => (*coverage, places),
             // It was there when the scheduler asked; now another version of it is under way.
@@ -212,33 +236,34 @@ impl Loader {
         if !coverage.contains(item.needed) && !active(Mutant::CoverageIgnored) {
             return Err(Reason::NotCovered);
         }
-        let group = self.descriptor.group_of(item.chunk).map_err(|no| no.reason)?;
-        let place = if transport.locates() {
-            if places.len() != group.parts() {
-                return Err(Reason::Internal);
-            }
-            places.get(usize::from(self.part.0)).copied()
-        } else {
-            None
+        let group = self.rank.descriptor.group_of(item.chunk).map_err(|no| no.reason)?;
+        if transport.locates() && places.len() != group.parts() {
+            return Err(Reason::Internal);
+        }
+        let chunk_index = u32::try_from(index).map_err(|_| Reason::TooMany)?;
+        let read = |part: PartIndex| {
+            let bytes = group.part_bytes(part, coverage).map_err(|no| no.reason)?;
+            let place = places.get(usize::from(part.0)).copied().filter(|_| transport.locates());
+            Ok(ReadItem { chunk_index, part, coverage, bytes, place })
         };
-        Ok(ReadItem {
-            chunk_index: u32::try_from(index).map_err(|_| Reason::TooMany)?,
-            part: self.part,
-            coverage,
-            bytes: group.part_bytes(self.part, coverage).map_err(|no| no.reason)?,
-            place,
-        })
+        self.rank.layout.parts(item.chunk.group).iter().map(|local| read(local.part)).collect()
     }
 
     fn scatter(
         &self,
         item: &LoadItem,
-        stored: Coverage,
+        read: &ReadItem,
         offset_bytes: u64,
         piece: &[u8],
     ) -> Result<(), Reason> {
-        let to = Target { group: item.chunk.group, blocks: &item.blocks, stored, needed: item.needed };
-        self.copy.scatter(&to, offset_bytes, piece).map_err(|no| {
+        let to = Target {
+            group: item.chunk.group,
+            part: read.part,
+            blocks: &item.blocks,
+            stored: read.coverage,
+            needed: item.needed,
+        };
+        self.rank.copy.scatter(&to, offset_bytes, piece).map_err(|no| {
             tracing::warn!(%no, chunk = %item.chunk, "blocks of a load do not fit the layout");
             Reason::Malformed
         })

@@ -8,31 +8,49 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tender_proto::mutant::{Mutant, active};
-use tender_proto::{ChunkId, ContentDigest, Coverage, Descriptor, NamespaceDigest, PartIndex, Reason};
+use tender_proto::{ChunkId, ContentDigest, Coverage, PartIndex, Reason};
 
-use crate::client::{Client, Pace};
-use crate::copy::CopyBackend;
+use crate::client::Pace;
 use crate::counters::Skip;
-use crate::fuse::Fuse;
 use crate::plan::StoreJob;
 use crate::queue::Queue;
 use crate::session::Session;
 use crate::transport::StagedPart;
 use crate::transport::calls::{ReserveAnswer, ReserveAsk};
 use crate::transport::staging::Slot;
+use crate::worker::Rank;
 
 /// Parts, and bytes, that go out together: enough to spread the cost of a call, few enough that staging is
 /// given back soon and another thread can hash meanwhile.
 const BATCH_PARTS: usize = 64;
 const BATCH_BYTES: usize = 16 << 20;
 
-/// A part in staging that waits for a thread. Its slot belongs to the staging of `session`.
+/// A job in staging that waits for a thread: all parts of the chunk that this rank stores.
 #[derive(Debug)]
 pub(crate) struct Gathered {
+    from: Origin,
+    parts: Vec<GatheredPart>,
+}
+
+/// Where bytes in staging belong.
+#[derive(Clone, Debug)]
+struct Origin {
+    /// Whose staging it is.
     session: Arc<Session>,
     /// The namespace's epoch before the gather: a reset since then makes the bytes stale.
     epoch: u64,
+}
+
+impl Origin {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.session, &other.session) && self.epoch == other.epoch
+    }
+}
+
+#[derive(Debug)]
+struct GatheredPart {
     chunk: ChunkId,
+    part: PartIndex,
     coverage: Coverage,
     slot: Slot,
 }
@@ -40,12 +58,7 @@ pub(crate) struct Gathered {
 /// What all stores of a worker share.
 #[derive(Debug)]
 pub(crate) struct Saver {
-    pub(crate) client: Client,
-    pub(crate) descriptor: Arc<Descriptor>,
-    pub(crate) namespace: NamespaceDigest,
-    pub(crate) part: PartIndex,
-    pub(crate) copy: Arc<dyn CopyBackend>,
-    pub(crate) fuse: Arc<Fuse>,
+    pub(crate) rank: Arc<Rank>,
     pub(crate) queue: Queue<Gathered>,
 }
 
@@ -54,58 +67,76 @@ impl Saver {
     /// plan: what was planned before a reset is skipped.
     pub(crate) fn gather(&self, job: &StoreJob, planned_epoch: Option<u64>) {
         if let Err(skip) = self.try_gather(job, planned_epoch) {
-            self.client.tally().store_skipped(skip);
+            self.rank.client.tally().store_skipped(skip);
         }
     }
 
+    /// All parts of the chunk that this rank stores, or none: with one missing it would never be ready.
     fn try_gather(&self, job: &StoreJob, planned_epoch: Option<u64>) -> Result<(), Skip> {
-        let session = self.client.session(self.namespace).map_err(Skip::Refused)?;
+        let Rank { client, descriptor, layout, copy, .. } = &*self.rank;
+        let StoreJob { chunk, coverage, ref blocks } = *job;
+        let session = client.session(self.rank.namespace).map_err(Skip::Refused)?;
         let transport = session.transport.as_ref().ok_or(Skip::Refused(Reason::Unsupported))?;
-        let group = self.descriptor.group_of(job.chunk).map_err(|no| Skip::Refused(no.reason))?;
+        let group = descriptor.group_of(chunk).map_err(|no| Skip::Refused(no.reason))?;
         // The copy sees a block list and a mask that agree; that both are of this group's chunks is known here.
-        if job.coverage.blocks() != group.blocks_per_chunk {
+        if coverage.blocks() != group.blocks_per_chunk {
             return Err(Skip::BadBlocks);
         }
-        let bytes = group.part_bytes(self.part, job.coverage).map_err(|no| Skip::Refused(no.reason))?;
-        if bytes > session.limits.max_part_bytes {
-            return Err(Skip::TooLarge);
-        }
-        let epoch = session.epoch(self.namespace);
+        let epoch = session.epoch(self.rank.namespace);
         let overtaken = planned_epoch.is_some_and(|planned| planned != epoch);
         if overtaken && !active(Mutant::PlanOutlivesReset) {
             return Err(Skip::Refused(Reason::NamespaceReset));
         }
-        let mut slot = transport.staging().take(bytes)?;
-        self.copy.gather(job.chunk.group, &job.blocks, job.coverage, slot.fill()).map_err(|no| {
-            tracing::warn!(%no, chunk = %job.chunk, "blocks of a store do not fit the layout");
-            Skip::BadBlocks
-        })?;
-        let gathered =
-            Gathered { session: Arc::clone(&session), epoch, chunk: job.chunk, coverage: job.coverage, slot };
-        self.queue.push(gathered).map_err(|_| Skip::QueueFull)
+        let mut parts = Vec::new();
+        for local in layout.parts(chunk.group).iter().filter(|local| local.writer.writes(&chunk)) {
+            let part = local.part;
+            let bytes = group.part_bytes(part, coverage).map_err(|no| Skip::Refused(no.reason))?;
+            if bytes > session.limits.max_part_bytes {
+                return Err(Skip::TooLarge);
+            }
+            parts.push(GatheredPart { chunk, part, coverage, slot: transport.staging().take(bytes)? });
+        }
+        // There is room for all of them.
+        for GatheredPart { part, slot, .. } in &mut parts {
+            copy.gather(chunk.group, *part, blocks, coverage, slot.fill()).map_err(|no| {
+                tracing::warn!(%no, %chunk, "blocks of a store do not fit the layout");
+                Skip::BadBlocks
+            })?;
+        }
+        if parts.is_empty() {
+            // Other ranks that hold the same bytes store them.
+            return Ok(());
+        }
+        let from = Origin { session: Arc::clone(&session), epoch };
+        self.queue.push(Gathered { from, parts }).map_err(|_| Skip::QueueFull)
     }
 
     /// Stores until the queue is closed.
     pub(crate) fn work(&self) {
         loop {
-            let (mut parts, mut bytes, mut session) = (0, 0, None);
+            let (mut parts, mut bytes, mut origin) = (0, 0, None);
             let fits = |next: &Gathered| {
-                parts += 1;
-                bytes += next.slot.len();
+                parts += next.parts.len();
+                bytes += next.parts.iter().map(|part| part.slot.len()).sum::<usize>();
                 // One batch is of one session and one epoch.
-                let (same, epoch) = session.get_or_insert_with(|| (Arc::clone(&next.session), next.epoch));
-                parts <= BATCH_PARTS.min(next.session.limits.max_batch_chunks)
+                let origin = origin.get_or_insert_with(|| next.from.clone());
+                parts <= BATCH_PARTS.min(origin.session.limits.max_batch_chunks)
                     && bytes <= BATCH_BYTES
-                    && Arc::ptr_eq(same, &next.session)
-                    && *epoch == next.epoch
+                    && origin.is(&next.from)
             };
             let Some(mut taken) = self.queue.take(fits) else { return };
-            let batch = taken.items();
-            let count = batch.len();
-            let skipped = || vec![Err(Skip::Disabled); count];
-            let results = self.fuse.run("store", skipped, || self.store(batch));
-            for skip in results.into_iter().filter_map(Result::err) {
-                self.client.tally().store_skipped(skip);
+            let Some(from) = origin else { continue };
+            let mut rest: Vec<_> = taken.items().into_iter().flat_map(|job| job.parts).collect();
+            // One chunk alone may have more parts than one call takes.
+            while !rest.is_empty() {
+                let later = rest.split_off(rest.len().min(from.session.limits.max_batch_chunks.max(1)));
+                let batch = std::mem::replace(&mut rest, later);
+                let count = batch.len();
+                let skipped = || vec![Err(Skip::Disabled); count];
+                let results = self.rank.fuse.run("store", skipped, || self.store(&from, batch));
+                for skip in results.into_iter().filter_map(Result::err) {
+                    self.rank.client.tally().store_skipped(skip);
+                }
             }
         }
     }
@@ -113,21 +144,19 @@ impl Saver {
     /// Skips what nobody will store any more.
     pub(crate) fn close(&self) {
         for _ in self.queue.close() {
-            self.client.tally().store_skipped(Skip::Refused(Reason::Unreachable));
+            self.rank.client.tally().store_skipped(Skip::Refused(Reason::Unreachable));
         }
     }
 
     /// Reserving comes first: what the daemon already has is never hashed.
-    fn store(&self, batch: Vec<Gathered>) -> Vec<Result<(), Skip>> {
-        let Some((session, epoch)) = batch.first().map(|part| (Arc::clone(&part.session), part.epoch)) else {
-            return Vec::new();
-        };
-        let deadline = Instant::now() + self.client.config().store_deadline;
-        let asks: Vec<_> = batch.iter().map(|part| self.reserve_ask(part)).collect();
-        let reserve = session.calls.reserve(self.namespace, epoch, &asks);
-        let answers = match self.client.ask_blocking(&session, deadline, Pace::Quick, reserve) {
+    fn store(&self, Origin { session, epoch }: &Origin, batch: Vec<GatheredPart>) -> Vec<Result<(), Skip>> {
+        let Rank { client, namespace, .. } = &*self.rank;
+        let deadline = Instant::now() + client.config().store_deadline;
+        let asks: Vec<_> = batch.iter().map(reserve_ask).collect();
+        let reserve = session.calls.reserve(*namespace, *epoch, &asks);
+        let answers = match client.ask_blocking(session, deadline, Pace::Quick, reserve) {
             Ok((answers, now)) => {
-                session.learn_epoch(self.namespace, now);
+                session.learn_epoch(*namespace, now);
                 answers
             }
             Err(reason) => return vec![Err(Skip::Refused(reason)); batch.len()],
@@ -142,13 +171,13 @@ impl Saver {
                     staged.push(StagedPart { reservation, coverage: part.coverage, digest, slot: part.slot });
                 }
                 ReserveAnswer::Already => {
-                    self.client.tally().already_stored.one();
+                    client.tally().already_stored.one();
                     results.push(Ok(()));
                 }
                 ReserveAnswer::Refused(reason) => results.push(Err(Skip::Refused(reason))),
             }
         }
-        results.extend(self.hand_over(&session, staged, &sizes, deadline));
+        results.extend(self.hand_over(session, staged, &sizes, deadline));
         results
     }
 
@@ -162,8 +191,8 @@ impl Saver {
         let Some(transport) = session.transport.as_ref().filter(|_| !staged.is_empty()) else {
             return Vec::new();
         };
-        let tally = self.client.tally();
-        let outcomes = transport.store(&self.client, session, staged, deadline);
+        let tally = self.rank.client.tally();
+        let outcomes = transport.store(&self.rank.client, session, staged, deadline);
         let count = |(outcome, bytes): (Result<_, Reason>, &u64)| {
             let stored: crate::transport::calls::Stored = outcome.map_err(Skip::Refused)?;
             tally.stored_parts.one();
@@ -173,13 +202,8 @@ impl Saver {
         };
         outcomes.into_iter().zip(sizes).map(count).collect()
     }
+}
 
-    fn reserve_ask(&self, part: &Gathered) -> ReserveAsk {
-        ReserveAsk {
-            chunk: part.chunk,
-            part: self.part,
-            coverage: part.coverage,
-            bytes: part.slot.len() as u64,
-        }
-    }
+fn reserve_ask(part: &GatheredPart) -> ReserveAsk {
+    ReserveAsk { chunk: part.chunk, part: part.part, coverage: part.coverage, bytes: part.slot.len() as u64 }
 }

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tender_proto::{Descriptor, GroupIndex, PartIndex, Reason, Refusal};
+use tender_proto::{Descriptor, GroupIndex, NamespaceDigest, Reason, Refusal};
 
 use crate::client::{Client, Purpose};
 use crate::config::ClientConfig;
@@ -19,7 +19,7 @@ use crate::copy::{CopyBackend, HostCopy};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::fuse::Fuse;
-use crate::layout::{LocalPart, ProvedLayout};
+use crate::layout::ProvedLayout;
 use crate::load::{LoadDone, Loader};
 use crate::plan::StepPlan;
 use crate::queue::Queue;
@@ -35,50 +35,53 @@ pub struct WorkerSide {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// What a worker's loads and stores share.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    pub(crate) client: Client,
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) namespace: NamespaceDigest,
+    /// Says which parts of the chunks this rank holds.
+    pub(crate) layout: Arc<ProvedLayout>,
+    pub(crate) copy: Arc<dyn CopyBackend>,
+    pub(crate) fuse: Arc<Fuse>,
+}
+
 impl WorkerSide {
-    /// Starts a worker over host memory. `part` is this rank's; the layout's blocks must have the size that the
-    /// descriptor gives that part. It does not wait for the daemon.
+    /// Starts a worker over host memory. The layout says which parts of the chunks this rank holds; their blocks must
+    /// have the sizes that the descriptor gives those parts. It does not wait for the daemon.
     pub fn new(
         config: ClientConfig,
         descriptor: Arc<Descriptor>,
-        part: PartIndex,
         layout: Arc<ProvedLayout>,
     ) -> Result<Self, ClientError> {
-        check_sizes(&descriptor, part, &layout)?;
-        Self::with_backend(config, descriptor, part, Arc::new(HostCopy::new(layout)))
+        let copy = Arc::new(HostCopy::new(Arc::clone(&layout)));
+        Self::with_backend(config, descriptor, layout, copy)
     }
 
     /// The same over any copy backend.
     pub(crate) fn with_backend(
         config: ClientConfig,
         descriptor: Arc<Descriptor>,
-        part: PartIndex,
+        layout: Arc<ProvedLayout>,
         copy: Arc<dyn CopyBackend>,
     ) -> Result<Self, ClientError> {
         descriptor.check()?;
+        check_sizes(&descriptor, &layout)?;
         let (load_queue, store_queue) = (Queue::new(config.load_queue), Queue::new(config.store_queue));
         let client = Client::new(config, Purpose::Data)?;
         let namespace = client.register(Arc::clone(&descriptor));
         let fuse = Arc::new(Fuse::new(Arc::clone(client.tally())));
-        let loader = Arc::new(Loader {
-            client: client.clone(),
-            descriptor: Arc::clone(&descriptor),
-            namespace,
-            part,
-            copy: Arc::clone(&copy),
-            fuse: Arc::clone(&fuse),
-            queue: load_queue,
-            done: Mutex::default(),
-        });
-        let saver = Arc::new(Saver {
+        let rank = Arc::new(Rank {
             client: client.clone(),
             descriptor,
             namespace,
-            part,
+            layout,
             copy,
             fuse: Arc::clone(&fuse),
-            queue: store_queue,
         });
+        let loader = Arc::new(Loader { rank: Arc::clone(&rank), queue: load_queue, done: Mutex::default() });
+        let saver = Arc::new(Saver { rank, queue: store_queue });
         // From here on its drop ends what was started.
         let worker = Self { client, fuse, loader, saver, threads: Mutex::default() };
         worker.start_threads()?;
@@ -184,17 +187,27 @@ impl Drop for WorkerSide {
     }
 }
 
-fn check_sizes(descriptor: &Descriptor, part: PartIndex, layout: &ProvedLayout) -> Result<(), Refusal> {
+fn check_sizes(descriptor: &Descriptor, layout: &ProvedLayout) -> Result<(), Refusal> {
+    let refuse = |subject| {
+        Err(Refusal::new(
+            Reason::WrongSize,
+            subject,
+            "make the descriptor from the same layers as the layout",
+        ))
+    };
     for (i, group) in descriptor.groups.iter().enumerate() {
         let index = GroupIndex(u16::try_from(i).unwrap_or(u16::MAX));
-        let proved = layout.parts(index).first().map(LocalPart::block_bytes);
-        let told = group.block_bytes(part);
-        if told.is_none() || told != proved {
-            return Err(Refusal::new(
-                Reason::WrongSize,
-                format!("group {index}, part {part}: a block of {told:?} bytes, {proved:?} in the layout"),
-                "make the descriptor from the same layers as the layout",
-            ));
+        let parts = layout.parts(index);
+        if parts.is_empty() {
+            return refuse(format!("group {index}, which the layout does not have"));
+        }
+        for local in parts {
+            let (part, told, proved) = (local.part, group.block_bytes(local.part), local.block_bytes());
+            if told != Some(proved) {
+                return refuse(format!(
+                    "group {index}, part {part}: a block of {told:?} bytes, {proved} in the layout"
+                ));
+            }
         }
     }
     Ok(())

@@ -13,7 +13,7 @@ use tender_client::plan::{
     BlockUpdate, Finish, PlanConfig, ScheduledRequest, StateHandoff, StepInput, StepPlan,
 };
 use tender_client::{ClientConfig, LoadDone, Match, SchedulerSide, TransportChoice, WorkerSide};
-use tender_proto::{Descriptor, GroupIndex, GroupKind, PartIndex};
+use tender_proto::{Descriptor, GroupIndex, GroupKind};
 
 use crate::daemon::Daemon;
 use crate::fixture;
@@ -122,12 +122,11 @@ impl Mixed {
         let descriptor = Arc::new(describe(model, specs, &built[0].1, ranks));
         let scheduler = SchedulerSide::new(config.clone(), PlanConfig::default()).expect("a scheduler side");
         scheduler.set_descriptor((*descriptor).clone()).expect("a descriptor that can be planned for");
-        let rank = |(number, (memory, layout)): (u16, (Memory, ProvedLayout))| {
-            let part = PartIndex(if specs[0].heads == 0 { 0 } else { number });
-            let worker = WorkerSide::new(config.clone(), descriptor.clone(), part, Arc::new(layout));
+        let rank = |(memory, layout): (Memory, ProvedLayout)| {
+            let worker = WorkerSide::new(config.clone(), descriptor.clone(), Arc::new(layout));
             Rank { worker: worker.expect("a worker side"), memory, reports: Mutex::default() }
         };
-        let ranks = (0..).zip(built).map(rank).collect();
+        let ranks = built.into_iter().map(rank).collect();
         let mixed = Self { ranks, scheduler, specs: specs.to_vec(), descriptor };
         assert!(mixed.scheduler.wait_until_up(PATIENCE), "no session: {:?}", mixed.scheduler.counters());
         for Rank { worker, .. } in &mixed.ranks {

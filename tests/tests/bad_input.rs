@@ -493,8 +493,7 @@ async fn a_worker_of_other_sizes_than_the_namespace_does_not_start() {
         let layout = prove(layers, 8).unwrap();
         let group = |bytes| fixture::group(4, 2, &[bytes]);
         let descriptor = fixture::descriptor("other sizes", vec![group(256), group(255)]);
-        let refused =
-            WorkerSide::new(config, Arc::new(descriptor), fixture::PART, Arc::new(layout)).unwrap_err();
+        let refused = WorkerSide::new(config, Arc::new(descriptor), Arc::new(layout)).unwrap_err();
         drop(memory);
         refused
     })

@@ -73,7 +73,7 @@ async fn field_14_a_worker_that_forgets_a_tensor_does_not_start() {
         let descriptor = fixture::descriptor("field 14 forgets", vec![spec.describe(vec![whole])]);
         let memory = memory_of(&[all[..4].to_vec()]);
         let latents_only = prove(memory.describe(), BLOCKS).unwrap();
-        WorkerSide::new(config, Arc::new(descriptor), PartIndex(0), Arc::new(latents_only)).unwrap_err()
+        WorkerSide::new(config, Arc::new(descriptor), Arc::new(latents_only)).unwrap_err()
     })
     .await
     .unwrap();

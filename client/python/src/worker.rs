@@ -6,7 +6,6 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use tender_client::plan::{PlanConfig, StepPlan};
 use tender_client::{ClientConfig, WorkerSide};
-use tender_proto::{GroupIndex, PartIndex};
 
 use crate::descriptor;
 use crate::error::{ConfigError, TenderError, client_error};
@@ -67,8 +66,7 @@ impl Worker {
         let config = parse_client_config(client_config)?;
         let descriptor = Arc::new(descriptor::parse(descriptor)?);
         let proved = Arc::clone(&layout.get().proved);
-        let part = proved.parts(GroupIndex(0)).first().map_or(PartIndex(0), |held| held.part);
-        let side = py.detach(|| WorkerSide::new(config, descriptor, part, proved)).map_err(client_error)?;
+        let side = py.detach(|| WorkerSide::new(config, descriptor, proved)).map_err(client_error)?;
         Ok(Self { side, _tensors: layout.get().owner.clone_ref(py) })
     }
 

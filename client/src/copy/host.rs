@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use tender_kernels::{Move, PageMap, reference};
-use tender_proto::{Coverage, GroupIndex};
+use tender_proto::{Coverage, GroupIndex, PartIndex};
 
 use super::{CopyBackend, CopyRefusal, Target};
 use crate::layout::ProvedLayout;
@@ -30,8 +30,8 @@ impl HostCopy {
 
     /// The moves to or from the needed blocks, all checked, and the bytes of the whole part.
     fn moves(&self, of: &Target<'_>) -> Result<(&PageMap, Vec<Move>, u64), CopyRefusal> {
-        let Target { group, blocks, stored, needed } = *of;
-        let map = self.layout.parts(group).first().ok_or(CopyRefusal::NoGroup(group))?.page_map();
+        let Target { group, part, blocks, stored, needed } = *of;
+        let map = self.layout.page_map(group, part).ok_or(CopyRefusal::NoPart { group, part })?;
         if blocks.len() as u64 != u64::from(stored.blocks().get()) {
             return Err(CopyRefusal::WrongBlockCount { listed: blocks.len(), blocks: stored.blocks().get() });
         }
@@ -56,12 +56,13 @@ impl CopyBackend for HostCopy {
     fn gather(
         &self,
         group: GroupIndex,
+        part: PartIndex,
         blocks: &[u32],
         coverage: Coverage,
         packed: &mut [u8],
     ) -> Result<(), CopyRefusal> {
         let (map, moves, expected) =
-            self.moves(&Target { group, blocks, stored: coverage, needed: coverage })?;
+            self.moves(&Target { group, part, blocks, stored: coverage, needed: coverage })?;
         let wrong = CopyRefusal::WrongLength { given: packed.len(), expected };
         if packed.len() as u64 != expected {
             return Err(wrong);

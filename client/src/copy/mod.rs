@@ -11,16 +11,21 @@ mod tests;
 
 use std::fmt;
 
-use tender_proto::{Coverage, GroupIndex};
+use tender_proto::{Coverage, GroupIndex, PartIndex};
 
 pub use host::HostCopy;
 
 /// Why nothing was copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CopyRefusal {
-    /// The layout has no such group.
-    #[error("the layout has no group {0}")]
-    NoGroup(GroupIndex),
+    /// The layout has no such part of such a group.
+    #[error("the layout has no part {part} of group {group}")]
+    NoPart {
+        /// The group.
+        group: GroupIndex,
+        /// The part.
+        part: PartIndex,
+    },
     /// The block list and the coverage are of different chunks.
     #[error("a list of {listed} block ids for a chunk of {blocks} blocks")]
     WrongBlockCount {
@@ -78,6 +83,8 @@ pub enum CopyRefusal {
 pub struct Target<'a> {
     /// The chunk's group.
     pub group: GroupIndex,
+    /// Which part of the chunk.
+    pub part: PartIndex,
     /// One id for each block of the chunk, ignored where not needed.
     pub blocks: &'a [u32],
     /// The blocks that the part holds.
@@ -88,11 +95,12 @@ pub struct Target<'a> {
 
 /// Copies between pages and packed bytes. A call returns when its copies are done.
 pub trait CopyBackend: Send + Sync + fmt::Debug {
-    /// Packs the covered blocks into `packed`, in order; it has exactly their size. `blocks` has one id per block
-    /// of the chunk, ignored where not covered.
+    /// Packs what the part has of the covered blocks into `packed`, in order; it has exactly their size. `blocks` has
+    /// one id per block of the chunk, ignored where not covered.
     fn gather(
         &self,
         group: GroupIndex,
+        part: PartIndex,
         blocks: &[u32],
         coverage: Coverage,
         packed: &mut [u8],

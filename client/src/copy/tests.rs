@@ -10,6 +10,7 @@ use crate::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
 
 const POOL: u32 = 12;
 const GROUP: GroupIndex = GroupIndex(0);
+const PART: PartIndex = PartIndex(0);
 
 /// How test pages look: every number may be odd, so that nothing is aligned.
 #[derive(Clone, Copy, Debug)]
@@ -111,9 +112,9 @@ proptest! {
     ) {
         let (stored, needed) = (coverage(stored_bits), coverage(stored_bits & needed_bits));
         let from = Memory::new(shape, value);
-        let block_bytes = from.layout.block_bytes(GROUP, PartIndex(0)).unwrap() as usize;
+        let block_bytes = from.layout.block_bytes(GROUP, PART).unwrap() as usize;
         let mut packed = vec![0xEE; block_bytes * stored.count() as usize];
-        from.copy().gather(GROUP, &from_blocks[..4], stored, &mut packed).unwrap();
+        from.copy().gather(GROUP, PART, &from_blocks[..4], stored, &mut packed).unwrap();
         let expected: Vec<u8> = stored
             .iter()
             .flat_map(|i| from.places(from_blocks[i as usize]))
@@ -122,7 +123,7 @@ proptest! {
         prop_assert_eq!(&packed, &expected);
 
         let to = Memory::new(shape, |_| 0xAA);
-        let target = Target { group: GROUP, blocks: &to_blocks[..4], stored, needed };
+        let target = Target { group: GROUP, part: PART, blocks: &to_blocks[..4], stored, needed };
         let mut bounds: Vec<_> = cuts.into_iter().map(|at| at.min(packed.len())).collect();
         bounds.extend([0, packed.len()]);
         bounds.sort_unstable();
@@ -145,7 +146,7 @@ proptest! {
 }
 
 fn target(blocks: &[u32], stored: u64, needed: u64) -> Target<'_> {
-    Target { group: GROUP, blocks, stored: coverage(stored), needed: coverage(needed) }
+    Target { group: GROUP, part: PART, blocks, stored: coverage(stored), needed: coverage(needed) }
 }
 
 const SHAPE: Shape = Shape { layers: 2, interleaved: true, heads: 2, tokens: 4, cell: 8, padding: 3 };
@@ -156,7 +157,7 @@ fn nothing_moves_when_a_block_must_not_be_touched() {
     let (copy, before) = (memory.copy(), memory.bytes.clone());
     let mut packed = vec![0xEE; 2 * 128];
     for bad in [0, POOL, u32::MAX] {
-        let refused = copy.gather(GROUP, &[1, 2, 3, bad], coverage(0b1001), &mut packed);
+        let refused = copy.gather(GROUP, PART, &[1, 2, 3, bad], coverage(0b1001), &mut packed);
         assert_eq!(refused, Err(CopyRefusal::BadBlock { block: bad, position: 3, last: POOL - 1 }));
         let refused = copy.scatter(&target(&[1, 2, 3, bad], 0b1001, 0b1001), 0, &packed);
         assert_eq!(refused, Err(CopyRefusal::BadBlock { block: bad, position: 3, last: POOL - 1 }));
@@ -164,7 +165,7 @@ fn nothing_moves_when_a_block_must_not_be_touched() {
     assert!(packed.iter().all(|&byte| byte == 0xEE));
     assert_eq!(memory.bytes, before);
     // Where nothing is covered or needed, the id does not matter.
-    assert_eq!(copy.gather(GROUP, &[1, 0, u32::MAX, 2], coverage(0b1001), &mut packed), Ok(()));
+    assert_eq!(copy.gather(GROUP, PART, &[1, 0, u32::MAX, 2], coverage(0b1001), &mut packed), Ok(()));
     assert_eq!(copy.scatter(&target(&[0, 0, 9, 0], 0b0110, 0b0100), 0, &packed), Ok(()));
 }
 
@@ -175,7 +176,7 @@ fn nothing_moves_when_sizes_do_not_fit() {
     let mut packed = vec![0; 128];
     let ids = [1, 2, 3, 4];
     assert_eq!(
-        copy.gather(GROUP, &ids, coverage(0b11), &mut packed),
+        copy.gather(GROUP, PART, &ids, coverage(0b11), &mut packed),
         Err(CopyRefusal::WrongLength { given: 128, expected: 256 })
     );
     let whole = target(&ids, 0b11, 0b11);
@@ -199,5 +200,8 @@ fn nothing_moves_when_sizes_do_not_fit() {
     );
     assert_eq!(memory.bytes, before);
     let nowhere = GroupIndex(1);
-    assert_eq!(copy.gather(nowhere, &ids, coverage(1), &mut packed), Err(CopyRefusal::NoGroup(nowhere)));
+    for (group, part) in [(nowhere, PART), (GROUP, PartIndex(1))] {
+        let refused = copy.gather(group, part, &ids, coverage(1), &mut packed);
+        assert_eq!(refused, Err(CopyRefusal::NoPart { group, part }));
+    }
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Instant;
 
 use proptest::prelude::*;
-use tender_proto::{BlocksPerChunk, ChainHash, ChunkId, Coverage, Group, GroupKind, RankGeometry};
+use tender_proto::{BlocksPerChunk, ChainHash, ChunkId, Coverage, Group, GroupKind, PartIndex, RankGeometry};
 
 use super::*;
 use crate::config::TransportChoice;
@@ -165,7 +165,7 @@ impl Rig {
         change(&mut config);
         let layout = engine.layout();
         let descriptor = Arc::new(engine.descriptor());
-        let worker = WorkerSide::new(config, descriptor, PartIndex(0), layout).unwrap();
+        let worker = WorkerSide::new(config, descriptor, layout).unwrap();
         assert!(worker.wait_until_up(Duration::from_secs(20)));
         Self { daemon, worker, engine }
     }
@@ -398,7 +398,7 @@ fn without_a_daemon_loads_fail_and_stores_are_skipped_at_once() {
     let mut engine = Engine::new(Shape::SMALL, 1);
     let config = ClientConfig::new("unix:/nonexistent/tender.sock".parse().unwrap());
     let (descriptor, layout) = (Arc::new(engine.descriptor()), engine.layout());
-    let worker = WorkerSide::new(config, descriptor, PartIndex(0), layout).unwrap();
+    let worker = WorkerSide::new(config, descriptor, layout).unwrap();
     let store = StoreJob { chunk: chunk(0, 0), coverage: coverage(1), blocks: blocks(1) };
     let item = LoadItem { chunk: chunk(0, 0), needed: coverage(1), blocks: blocks(1) };
     let load = LoadJob { request: "r".into(), items: vec![item], whole: false };
@@ -507,6 +507,7 @@ fn a_panic_fails_its_load_and_switches_the_worker_off() {
         fn gather(
             &self,
             _: GroupIndex,
+            _: PartIndex,
             _: &[u32],
             _: Coverage,
             to: &mut [u8],
@@ -519,10 +520,10 @@ fn a_panic_fails_its_load_and_switches_the_worker_off() {
         }
     }
     let daemon = FakeDaemon::start();
-    let engine = Engine::new(Shape::SMALL, 1);
+    let mut engine = Engine::new(Shape::SMALL, 1);
     let config = ClientConfig::new(daemon.address.clone());
-    let descriptor = Arc::new(engine.descriptor());
-    let worker = WorkerSide::with_backend(config, descriptor, PartIndex(0), Arc::new(Bomb)).unwrap();
+    let (descriptor, layout) = (Arc::new(engine.descriptor()), engine.layout());
+    let worker = WorkerSide::with_backend(config, descriptor, layout, Arc::new(Bomb)).unwrap();
     assert!(worker.wait_until_up(Duration::from_secs(20)));
     let rig = Rig { daemon, worker, engine };
     rig.store(vec![StoreJob { chunk: chunk(0, 0), coverage: coverage(15), blocks: blocks(1) }]);

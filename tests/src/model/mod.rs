@@ -87,8 +87,7 @@ impl ModelEngine {
         });
         let scheduler = SchedulerSide::new(config.clone(), PlanConfig::default()).expect("a scheduler side");
         scheduler.set_descriptor((*descriptor).clone()).expect("a descriptor that can be planned for");
-        let worker =
-            WorkerSide::new(config, descriptor.clone(), PartIndex(0), layout).expect("a worker side");
+        let worker = WorkerSide::new(config, descriptor.clone(), layout).expect("a worker side");
         let free = (1..shape.pool_blocks).rev().collect();
         Self { memory, scheduler, worker, descriptor, pool: Mutex::new(Pool { free, freed: Vec::new() }) }
     }

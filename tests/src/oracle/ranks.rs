@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tender_client::layout::{GroupShard, ProvedLayout, Writer, prove};
 use tender_client::{ClientConfig, ClientError, WorkerSide};
-use tender_proto::{Descriptor, PartIndex};
+use tender_proto::Descriptor;
 
 use super::groups::GroupSpec;
 use super::memory::Memory;
@@ -16,7 +16,6 @@ use super::{Failure, fail};
 pub(super) struct Shard {
     pub(super) memory: Memory,
     pub(super) layout: Arc<ProvedLayout>,
-    part: PartIndex,
 }
 
 /// Rank `rank` of `ranks`.
@@ -35,7 +34,7 @@ pub(super) fn shard(scenario: &Scenario, rank: u32, ranks: u32) -> Result<Shard,
     let layout = prove(memory.describe(), scenario.pool_blocks)
         .and_then(|layout| layout.shard(&shards))
         .map_err(refused)?;
-    Ok(Shard { memory, layout: Arc::new(layout), part: PartIndex(shards[0].first) })
+    Ok(Shard { memory, layout: Arc::new(layout) })
 }
 
 fn group_shard(group: &GroupSpec, parts: u32, rank: u32, ranks: u32) -> GroupShard {
@@ -59,5 +58,5 @@ pub(super) fn worker(
     descriptor: Arc<Descriptor>,
     shard: &Shard,
 ) -> Result<WorkerSide, ClientError> {
-    WorkerSide::new(config, descriptor, shard.part, Arc::clone(&shard.layout))
+    WorkerSide::new(config, descriptor, Arc::clone(&shard.layout))
 }

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use tender_proto::PartIndex;
 
 use super::memory::{self, EngineMemory};
 use super::report::Row;
@@ -81,7 +80,7 @@ pub(super) fn worker(
         store_deadline: PATIENCE,
         ..ClientConfig::new(address.clone())
     };
-    let worker = WorkerSide::new(config, memory.descriptor.clone(), PartIndex(0), memory.layout.clone())?;
+    let worker = WorkerSide::new(config, memory.descriptor.clone(), memory.layout.clone())?;
     if !worker.wait_until_up(Duration::from_secs(30)) {
         return Err(failed("a session", "no answer"));
     }
