@@ -10,7 +10,7 @@ use super::*;
 use crate::config::TransportChoice;
 use crate::copy::Target;
 use crate::fake::{FakeDaemon, Trick};
-use crate::layout::{Axis, BufferDesc, LayerDesc, prove};
+use crate::layout::{Axis, BufferDesc, GroupShard, LayerDesc, Writer, prove};
 use crate::plan::{LoadItem, LoadJob, StoreJob};
 
 const BOTH: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Grpc];
@@ -454,6 +454,41 @@ fn full_staging_skips_and_counts() {
     rig.store((0..5).map(job).collect());
     let skipped = rig.worker.counters().stores_skipped;
     assert_eq!((skipped["staging_full"], skipped["deadline"]), (3, 2));
+}
+
+/// With one of its parts missing a chunk would never be ready, so nothing of it is kept.
+#[test]
+fn a_chunk_of_which_not_all_parts_can_be_staged_is_skipped_whole() {
+    let daemon = FakeDaemon::start();
+    let mut engine = Engine::new(Shape::SMALL, 1);
+    let mut config = ClientConfig::new(daemon.address.clone());
+    // Three slots, where a chunk's two parts take two.
+    config.staging_bytes = bytesize::ByteSize::kib(12);
+    config.store_deadline = Duration::from_millis(300);
+    config.store_threads = 1;
+    let mut descriptor = engine.descriptor();
+    let half = engine.shape.content_bytes() / 2;
+    let tokens = NonZeroU32::new(engine.shape.tokens).unwrap();
+    let blocks_per_chunk = BlocksPerChunk::new(BLOCKS_PER_CHUNK).unwrap();
+    descriptor.groups =
+        vec![Group::new(GroupKind::FullAttention, tokens, blocks_per_chunk, None, vec![half; 2]).unwrap()];
+    let both = GroupShard { parts: 2, first: 0, count: 2, writer: Writer::ALONE };
+    let layout = engine.layout().as_ref().clone().shard(&[both]).unwrap();
+    let worker = WorkerSide::new(config, Arc::new(descriptor), Arc::new(layout)).unwrap();
+    assert!(worker.wait_until_up(Duration::from_secs(20)));
+    let rig = Rig { daemon, worker, engine };
+    rig.daemon.play(Trick::Stall);
+    let job = |n| StoreJob { chunk: chunk(0, n), coverage: coverage(15), blocks: blocks(1) };
+    rig.store(vec![job(0), job(1)]);
+    let counters = rig.worker.counters();
+    // The first one's two parts were given up at the deadline.
+    assert_eq!((counters.stores_skipped["staging_full"], counters.stores_skipped["deadline"]), (1, 2));
+    // And the room of both is free again.
+    rig.daemon.play(Trick::None);
+    rig.store(vec![job(2)]);
+    let counters = rig.worker.counters();
+    assert_eq!((counters.stored_parts, counters.stored_bytes), (2, 8 * half));
+    assert_eq!(rig.daemon.stored(), 1);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The answer of a `Get` as bytes, written by hand.
 //!
-//! tonic would put every message into new memory, which costs more than the copy itself: pages are faulted in and given
-//! back again and again. Here the bytes of a part are copied once, out of the arena into buffers that go round and stay
-//! in a core's cache. They are not lent to the connection, for they would pin the arena until a reader takes them, lease
-//! or not: what a connection has queued cannot be taken back from it.
+//! tonic would put every message into new memory, whose pages are faulted in and given back again and again. Here the
+//! bytes of a part are copied once, out of the arena into buffers that go round and stay in a core's cache. They are not
+//! lent to the connection, for they would pin the arena until a reader takes them, lease or not: what a connection has
+//! queued cannot be taken back from it.
 //!
 //! On the wire a message has five bytes in front of it, a flag and its length; after the last one comes the status.
 
