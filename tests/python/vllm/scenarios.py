@@ -161,6 +161,23 @@ def every_kind_of_hit(bench: Bench) -> None:
     bench.run("branches-again", branches)
 
 
+def continued_decode(bench: Bench) -> None:
+    """Conversations of which everything but the newest token comes back: what is said next must be what the engine said
+    when it had computed all of it itself. For engines whose prefill and decode do not say the same."""
+    bench.facts["worst"], bench.facts["cached"] = 0.0, {}
+    for chunks in (1, 5):
+        tokens = bench.prompt(chunks * CHUNK_TOKENS)
+        whole = bench.run(f"whole-{chunks}", [Ask("p", tokens, 2 * CHUNK_TOKENS)]).answers["p"]
+        for known in (1, CHUNK_TOKENS + 1):
+            bench.engine.forget()
+            again = bench.run(f"again-{chunks}-{known}", [Ask("p", tokens + whole.tokens[:known])]).answers["p"]
+            expected = whole.logprobs[known : known + len(again.logprobs)]
+            worst = max(abs(a - b) for a, b in zip(again.logprobs, expected, strict=True))
+            bench.facts["worst"] = max(bench.facts["worst"], worst)
+            bench.facts["cached"][f"{chunks}-{known}"] = again.cached
+        bench.engine.forget()
+
+
 def drafts(bench: Bench) -> None:
     """Prompts that say everything twice, so that drafts are found in them, most of which are wrong."""
     asks = [Ask(f"p{n}", bench.prompt(n) * 2, 90) for n in (61, 150, 333)]
@@ -347,6 +364,7 @@ SCENARIOS = {
         repeated_prompt,
         demo,
         every_kind_of_hit,
+        continued_decode,
         drafts,
         every_kind_of_trouble,
         multi_turn,

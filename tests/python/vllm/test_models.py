@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import assert_forgets, assert_same_answers, assert_served, run_both
+from harness import LOGPROB_TOLERANCE, assert_forgets, assert_same_answers, assert_served, run_both, run_side
 
 HIT_PASSES = ["again", "turns", "branches", "branches-again"]
 
@@ -43,13 +43,6 @@ KINDS = {
         engine={"max_num_batched_tokens": 64},
         chunks={"tokens_per_chunk": 64},
     ),
-    # The engine's CPU kernels mix up the latents of prompts that are computed together, with and without Tender.
-    "deepseek-v2": Kind(
-        "deepseek-v2",
-        {"p97": 64, "p333": 320, "p640": 576, "p1001": 960},
-        engine={"max_num_seqs": 1},
-        chunks={"tokens_per_chunk": 64},
-    ),
 }
 
 
@@ -67,6 +60,17 @@ def test_hits_of_every_kind(kind, spec, model, daemon, tmp_path: Path):
     assert not short, short
     for name in HIT_PASSES:
         assert sum(tender.cached(name).values()) > sum(plain.cached(name).values()), (name, tender.cached(name))
+    assert tender.loads_failed() == 0, tender.counters
+
+
+def test_latents(spec, model, daemon, tmp_path: Path):
+    """The engine's CPU kernels are not exact for latents: prompts that are computed together change each other, and a
+    prefill says something else than a decode. So one request at a time, and decodes compared with decodes."""
+    tender = run_side(
+        spec("continued_decode", model=model("deepseek-v2"), engine={"max_num_seqs": 1}), tmp_path, "with"
+    )
+    assert tender.facts["cached"] == {"1-1": 64, "1-65": 128, "5-1": 320, "5-65": 384}
+    assert tender.facts["worst"] <= LOGPROB_TOLERANCE
     assert tender.loads_failed() == 0, tender.counters
 
 
@@ -94,7 +98,7 @@ def test_eight_bit_caches(spec, model, daemon, tmp_path: Path):
     assert_served(tender, "again", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960, "edge": 704})
 
 
-# Pools that twelve requests do not fit in, and one in which a load failed does while four others still hold their blocks:
+# Pools that twelve requests do not fit in, and one whose load failed does while four others still hold their blocks:
 # the engine lets go of those in the order of its queue.
 TROUBLE = {
     "gemma3": {"num_gpu_blocks_override": 180},
