@@ -72,7 +72,7 @@ pub struct Chances {
     pub reset: u32,
     /// One engine resets what is stored, while everybody goes on.
     pub drop: u32,
-    /// The daemon is restarted, empty.
+    /// The daemon is restarted over what it held.
     pub restart: u32,
     /// The engine takes less of a hit than it was offered.
     pub take_less: u32,
@@ -101,7 +101,7 @@ impl Scenario {
             forget: chance(&mut rng, 0.85, 1000),
             reset: chance(&mut rng, 0.25, 80),
             drop: chance(&mut rng, 0.2, 80),
-            restart: chance(&mut rng, 0.05, 15),
+            restart: chance(&mut rng, 0.12, 25),
             take_less: chance(&mut rng, 0.2, 300),
         };
         let plan = PlanConfig {

@@ -107,6 +107,8 @@ impl Engine {
         let holder = self.waiting.iter().rposition(|request| request.computed > 0);
         if let Some(request) = holder.and_then(|at| self.waiting.remove(at)) {
             self.preempt(request);
+            // Behind those who wait for its blocks.
+            self.waiting.rotate_left(1);
         }
     }
 

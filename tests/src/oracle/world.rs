@@ -47,7 +47,10 @@ fn run_through(scenario: &Scenario) -> Result<Stats, Failure> {
     world.engines.clear();
     let daemon = world.daemon.take().expect("it runs");
     if stats.is_ok() {
-        RUNTIME.block_on(conserve::deserted(daemon.engine()));
+        RUNTIME
+            .block_on(conserve::until(daemon.engine(), "all sessions are gone", |audit| audit.sessions == 0));
+        // After a restart the daemon itself may still be reading what it holds.
+        RUNTIME.block_on(conserve::quiet(daemon.engine()));
     }
     RUNTIME.block_on(daemon.stop());
     stats
@@ -124,7 +127,7 @@ impl World {
         Ok(())
     }
 
-    /// The daemon stops and comes back, empty.
+    /// The daemon stops and comes back with what it held.
     fn restart(&mut self) -> Result<(), Failure> {
         let sessions: Vec<_> = self.engines.iter().map(Engine::sessions).collect();
         let daemon = self.daemon.take().expect("it runs");
