@@ -110,6 +110,20 @@ impl Mixed {
         Self::with_tensors(config, model, specs, shapes, ranks)
     }
 
+    /// The same, its chunks cut into so many parts, a multiple of its ranks, whatever those are: what it stores is for
+    /// engines of other sizes too. With `scales`, every cell has its own at its end.
+    pub fn sharing(
+        config: &ClientConfig,
+        model: &str,
+        specs: &[GroupSpec],
+        ranks: u32,
+        parts: u32,
+        scales: bool,
+    ) -> Self {
+        let shapes = specs.iter().map(|spec| spec.tensors(spec.heads / ranks)).collect();
+        Self::build(config, model, specs, shapes, Cut { ranks, parts, scales })
+    }
+
     /// The same with other tensors for each group.
     pub fn with_tensors(
         config: &ClientConfig,
@@ -118,8 +132,18 @@ impl Mixed {
         shapes: Vec<Vec<TensorShape>>,
         ranks: u32,
     ) -> Self {
-        let built: Vec<_> = (0..ranks).map(|rank| memory(specs, &shapes, rank, ranks)).collect();
-        let descriptor = Arc::new(describe(model, specs, &built[0].1, ranks));
+        Self::build(config, model, specs, shapes, Cut { ranks, parts: ranks, scales: false })
+    }
+
+    fn build(
+        config: &ClientConfig,
+        model: &str,
+        specs: &[GroupSpec],
+        shapes: Vec<Vec<TensorShape>>,
+        cut: Cut,
+    ) -> Self {
+        let built: Vec<_> = (0..cut.ranks).map(|rank| memory(specs, &shapes, rank, cut)).collect();
+        let descriptor = Arc::new(describe(model, specs, &built[0].1, cut.parts));
         let scheduler = SchedulerSide::new(config.clone(), PlanConfig::default()).expect("a scheduler side");
         scheduler.set_descriptor((*descriptor).clone()).expect("a descriptor that can be planned for");
         let rank = |(memory, layout): (Memory, ProvedLayout)| {
@@ -388,9 +412,18 @@ pub fn lose(plan: &mut StepPlan, id: &str, group: u16, block: u32) {
 
 const POOL_BLOCKS: u32 = 64;
 
-fn memory(specs: &[GroupSpec], shapes: &[Vec<TensorShape>], rank: u32, ranks: u32) -> (Memory, ProvedLayout) {
+/// How heads are split: among ranks, and into the parts of chunks.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    ranks: u32,
+    parts: u32,
+    scales: bool,
+}
+
+fn memory(specs: &[GroupSpec], shapes: &[Vec<TensorShape>], rank: u32, cut: Cut) -> (Memory, ProvedLayout) {
+    let Cut { ranks, parts, scales } = cut;
     let orders = vec![0; specs.len()];
-    let apart = Arrangement::Apart { orders, padding: 0, scales: false };
+    let apart = Arrangement::Apart { orders, padding: 0, scales };
     let first_heads = specs.iter().map(|spec| rank * spec.heads / ranks).collect();
     let memory = Memory::new(shapes, first_heads, &apart, POOL_BLOCKS);
     let shard = |spec: &GroupSpec| {
@@ -398,17 +431,18 @@ fn memory(specs: &[GroupSpec], shapes: &[Vec<TensorShape>], rank: u32, ranks: u3
             return GroupShard { writer: Writer { replica: rank, replicas: ranks }, ..GroupShard::WHOLE };
         }
         let small = |n: u32| u16::try_from(n).expect("few ranks");
-        GroupShard { parts: small(ranks), first: small(rank), count: 1, writer: Writer::ALONE }
+        let count = small(parts / ranks);
+        GroupShard { parts: small(parts), first: small(rank) * count, count, writer: Writer::ALONE }
     };
     let shards: Vec<_> = specs.iter().map(shard).collect();
     let layout = prove(memory.describe(), POOL_BLOCKS).and_then(|layout| layout.shard(&shards));
     (memory, layout.expect("a provable layout"))
 }
 
-fn describe(model: &str, specs: &[GroupSpec], layout: &ProvedLayout, ranks: u32) -> Descriptor {
+fn describe(model: &str, specs: &[GroupSpec], layout: &ProvedLayout, parts: u32) -> Descriptor {
     let group = |(index, spec): (u16, &GroupSpec)| {
         let own = &layout.parts(GroupIndex(index))[0];
-        let parts = if spec.heads == 0 { 1 } else { ranks as usize };
+        let parts = if spec.heads == 0 { 1 } else { parts as usize };
         spec.describe(vec![own.block_bytes(); parts])
     };
     Descriptor {
