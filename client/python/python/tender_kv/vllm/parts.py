@@ -57,8 +57,7 @@ def shards(groups: list[Group], ranks: int, rank: int, model_heads: int) -> Rank
             _shard(group, totals, 1 if _is_latent_group(group) else parts, ranks, rank)
             for group, totals in zip(groups, heads, strict=True)
         ]
-        # A worker holds one part.
-        if all(shard is not None and shard.count == 1 for shard in fitting):
+        if None not in fitting:
             return Ranks(fitting, parts)
     alone = [Shard(1, 0, 1, rank, ranks) if _is_latent_group(group) else Shard(ranks, rank, 1) for group in groups]
     return Ranks(alone, ranks)
