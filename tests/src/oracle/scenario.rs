@@ -259,14 +259,24 @@ fn draw_groups(rng: &mut StdRng, drafts: &mut usize, asynchronous: bool) -> Vec<
         .collect()
 }
 
-/// Ranks of three engines, and the parts that they agree on.
+/// Ranks of three engines, and the parts that they agree on. With states, which nobody can cut, all have equally many
+/// ranks; else engines of any size share what they store.
 fn draw_ranks(rng: &mut StdRng, groups: &mut [GroupSpec]) -> (Vec<u32>, u32) {
-    let ranks = *[1, 1, 1, 2, 2, 4].choose(rng).expect("some");
-    let split = groups.iter().all(|group| group.recurrent() || group.heads % ranks == 0 && group.heads > 0);
-    if !split || ranks == 1 {
-        return (vec![1; 3], 1);
+    let parts = *[1, 1, 2, 4].choose(rng).expect("some");
+    let size = |rng: &mut StdRng| *[1, 1, 1, 2, 2, 4].choose(rng).expect("some");
+    let ranks = if groups.iter().any(GroupSpec::recurrent) {
+        vec![parts; 3]
+    } else {
+        (0..3).map(|_| size(rng)).collect()
+    };
+    for group in groups {
+        if group.heads > 0 {
+            group.heads = group.heads.max(parts);
+        }
+        // What has no heads cannot be cut into parts.
+        group.side &= parts == 1;
     }
-    (vec![ranks; 3], ranks)
+    (ranks, parts)
 }
 
 fn draw_arrangement(rng: &mut StdRng, groups: &[GroupSpec]) -> Arrangement {
