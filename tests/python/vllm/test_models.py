@@ -74,6 +74,16 @@ def test_latents(spec, model, daemon, tmp_path: Path):
     assert tender.loads_failed() == 0, tender.counters
 
 
+def test_gated_delta_nets(spec, model, daemon, tmp_path: Path):
+    """The engine's CPU kernels take them in bfloat16 only, and a block then has 1056 tokens."""
+    engine = {"dtype": "bfloat16", "num_gpu_blocks_override": 64}
+    connector = {"address": daemon.address, "blocks_per_chunk": None}
+    plain, tender = run_both(spec("demo", connector=connector, model=model("qwen3-next"), engine=engine), tmp_path)
+    assert_same_answers(plain, tender)
+    assert_forgets(plain, ["again"])
+    assert_served(tender, "again", 1056)
+
+
 # Rejected drafts leave slots behind the frontier that were written with other tokens.
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
 
