@@ -77,13 +77,14 @@ pub(crate) fn chunk_blocks(
             return Err(ConfigError::new_err("a chunk is chosen in tokens or in blocks, not in both"));
         }
     };
-    let chosen = |(kind, tokens_per_block): (String, u32)| {
+    let known = |(kind, tokens_per_block): (String, u32)| {
         let tokens_per_block = NonZeroU32::new(tokens_per_block)
             .ok_or_else(|| ConfigError::new_err(format!("a {kind} group with blocks of no tokens")))?;
-        let chunk = size.blocks_per_chunk(group_kind(&kind)?.0, tokens_per_block);
-        chunk.map(BlocksPerChunk::get).map_err(|no| ConfigError::new_err(no.to_string()))
+        Ok((group_kind(&kind)?.0, tokens_per_block))
     };
-    groups.into_iter().map(chosen).collect()
+    let groups = groups.into_iter().map(known).collect::<PyResult<Vec<_>>>()?;
+    let chosen = size.blocks_per_chunk(&groups).map_err(|no| ConfigError::new_err(no.to_string()))?;
+    Ok(chosen.into_iter().map(BlocksPerChunk::get).collect())
 }
 
 impl GroupIdentity {

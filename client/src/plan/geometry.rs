@@ -13,7 +13,8 @@ const AUTO_TOKENS_PER_CHUNK: u32 = 256;
 /// What the user chose for all groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChunkSize {
-    /// Nothing: as many blocks as fit 256 tokens, 1 to 64.
+    /// Nothing: as many blocks as fit 256 tokens, 1 to 64. In a model with recurrent groups each block is a chunk: a hit
+    /// ends where a state is, engines keep few of those, and at the last block of a prompt a larger chunk is rarely whole.
     #[default]
     Auto,
     /// Tokens of a chunk.
@@ -23,18 +24,28 @@ pub enum ChunkSize {
 }
 
 impl ChunkSize {
-    /// The blocks of a chunk of a group. A block of a recurrent group is a state that serves its own boundary only, so
-    /// it is a chunk by itself, whatever was chosen. Refused are tokens that are not a multiple of the group's block,
-    /// and more than 64 blocks.
+    /// The blocks of a chunk of each group of a model. A block of a recurrent group is a state that serves its own
+    /// boundary only, so it is a chunk by itself, whatever was chosen. Refused are tokens that are not a multiple of a
+    /// group's block, and more than 64 blocks.
     pub fn blocks_per_chunk(
+        self,
+        groups: &[(GroupKind, NonZeroU32)],
+    ) -> Result<Vec<BlocksPerChunk>, Refusal> {
+        let has_states = groups.iter().any(|(kind, _)| *kind == GroupKind::Recurrent);
+        groups.iter().map(|&(kind, tokens)| self.of_group(kind, tokens, has_states)).collect()
+    }
+
+    fn of_group(
         self,
         kind: GroupKind,
         tokens_per_block: NonZeroU32,
+        has_states: bool,
     ) -> Result<BlocksPerChunk, Refusal> {
         if kind == GroupKind::Recurrent {
             return BlocksPerChunk::new(1);
         }
         match self {
+            Self::Auto if has_states => BlocksPerChunk::new(1),
             Self::Auto => {
                 let fit = AUTO_TOKENS_PER_CHUNK / tokens_per_block;
                 BlocksPerChunk::new(fit.clamp(1, MAX_BLOCKS_PER_CHUNK))
@@ -59,7 +70,7 @@ mod tests {
     }
 
     fn blocks(size: ChunkSize, kind: GroupKind, tokens_per_block: u32) -> Option<u32> {
-        size.blocks_per_chunk(kind, n(tokens_per_block)).ok().map(BlocksPerChunk::get)
+        size.blocks_per_chunk(&[(kind, n(tokens_per_block))]).ok().map(|blocks| blocks[0].get())
     }
 
     #[test]
@@ -73,6 +84,16 @@ mod tests {
         for size in [ChunkSize::Auto, ChunkSize::Tokens(n(256)), ChunkSize::Blocks(n(8))] {
             assert_eq!(blocks(size, GroupKind::Recurrent, 528), Some(1), "{size:?}");
         }
+    }
+
+    #[test]
+    fn beside_states_every_block_is_a_chunk_unless_the_user_says_otherwise() {
+        let groups = [(GroupKind::FullAttention, n(32)), (GroupKind::Recurrent, n(32))];
+        let blocks = |size: ChunkSize| {
+            size.blocks_per_chunk(&groups).unwrap().into_iter().map(BlocksPerChunk::get).collect::<Vec<_>>()
+        };
+        assert_eq!(blocks(ChunkSize::Auto), [1, 1]);
+        assert_eq!(blocks(ChunkSize::Tokens(n(128))), [4, 1]);
     }
 
     #[test]

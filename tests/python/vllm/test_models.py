@@ -35,13 +35,11 @@ KINDS = {
     "mistral": Kind("mistral", {"p97": 0, "p333": 256, "p640": 512, "p1001": 768}),
     "gpt-oss": Kind("gpt-oss", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960}, chunks={"tokens_per_chunk": 64}),
     "llama4": Kind("llama4", {"p97": 64, "p333": 320, "p640": 576, "p1001": 960}, chunks={"tokens_per_chunk": 64}),
-    # The engine's CPU kernel cannot leave a state inside a pass, so a pass ends at each boundary. The engine keeps the
-    # state of a prompt's last boundary, so chunks are as small as that is exact.
+    # The engine's CPU kernel cannot leave a state inside a pass, so a pass ends at each boundary.
     "granite-hybrid": Kind(
         "granite-hybrid",
         {"p97": 64, "p333": 320, "p640": 576, "p1001": 960},
         engine={"max_num_batched_tokens": 64},
-        chunks={"tokens_per_chunk": 64},
     ),
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A slot holds a fingerprint of all that decides its bytes ([`truth`]); what was never written or is not owned any
 //! more holds poison. A seed decides everything ([`scenario`]): the model's groups and memory ([`groups`], [`place`],
-//! [`memory`]), the engine's scheduler ([`schedule`], [`tables`], [`pool`], [`update`]), its passes ([`pass`]), and what
+//! [`memory`]), the engine's scheduler (`schedule`, `tables`, `pool`, `update`), its passes (`pass`), and what
 //! goes wrong on the way ([`world`]). A seed that fails is made smaller while it still fails ([`shrink`]).
 
 mod arrive;
