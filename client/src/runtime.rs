@@ -13,8 +13,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::ClientError;
 
-/// Enough for control messages and two busy streams; the bytes' work happens on the client's own threads.
-const WORKERS: usize = 2;
+/// One keeps a busy stream's work in one core's cache; the bytes' copies and digests happen on the client's own threads.
+const WORKERS: usize = 1;
 
 static RUNTIME: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
 

@@ -18,7 +18,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// What a stream may have under way to us: a few frames. Whatever waits here longer has left the cores' caches, and
 /// lies in memory that was made present for it: with 16 MiB a get took a tenth more processor time. It is still
 /// 1 GB/s for each stream over a round trip of a millisecond.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Connects, or says why not within the deadline. The channel never reconnects on its own to a daemon that
 /// would not know its session: whoever uses it drops it with the session.
