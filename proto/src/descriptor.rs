@@ -2,6 +2,8 @@
 
 use std::num::NonZeroU32;
 
+use prost::Message;
+
 use crate::coverage::{BlocksPerChunk, Coverage};
 use crate::ids::{GroupIndex, PartIndex};
 use crate::key::{ChunkId, NamespaceDigest};
@@ -251,6 +253,22 @@ impl Descriptor {
         Ok(descriptor)
     }
 
+    /// Reads what [`encode`](Self::encode) made; what is no message, or no valid one, is refused.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Refusal> {
+        let message = v1::NamespaceDescriptor::decode(bytes).map_err(|error| {
+            malformed(
+                format!("a descriptor that cannot be read ({error})"),
+                "read and write it with the same version",
+            )
+        })?;
+        Self::parse(&message)
+    }
+
+    /// Its message as bytes, for places that keep or pass on descriptors.
+    pub fn encode(&self) -> Vec<u8> {
+        self.to_message().encode_to_vec()
+    }
+
     /// The checks that every descriptor passes, whether it came in a message or was made here.
     pub fn check(&self) -> Result<(), Refusal> {
         for (name, text) in self.strings() {
@@ -400,6 +418,8 @@ mod tests {
     #[test]
     fn a_message_and_back_is_the_same_descriptor() {
         assert_eq!(Descriptor::parse(&sample().to_message()).unwrap(), sample());
+        assert_eq!(Descriptor::decode(&sample().encode()).unwrap(), sample());
+        assert_eq!(Descriptor::decode(&[0xff; 9]).unwrap_err().reason, Reason::Malformed);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tender_client::plan::ChunkSize;
 use tender_proto::limits::KEY_CHAIN_VERSION;
-use tender_proto::{BlocksPerChunk, Descriptor, GroupKind, Reason, Refusal, v1};
+use tender_proto::{BlocksPerChunk, Descriptor, GroupKind, v1};
 
 use crate::error::{ConfigError, refused};
 
@@ -117,12 +117,5 @@ fn group_kind(name: &str) -> PyResult<(GroupKind, v1::GroupKind)> {
 
 /// Reads what [`describe`] made.
 pub(crate) fn parse(bytes: &[u8]) -> PyResult<Descriptor> {
-    let message = v1::NamespaceDescriptor::decode(bytes).map_err(|error| {
-        refused(&Refusal::new(
-            Reason::Malformed,
-            format!("a descriptor that cannot be read ({error})"),
-            "run the same version of tender_kv in all of the engine's processes",
-        ))
-    })?;
-    Descriptor::parse(&message).map_err(|no| refused(&no))
+    Descriptor::decode(bytes).map_err(|no| refused(&no))
 }

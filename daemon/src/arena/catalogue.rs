@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use prost::Message;
 use tender_proto::shm::Mapping;
-use tender_proto::{ChunkId, ContentDigest, Descriptor, NamespaceDigest, PartIndex, ReservationId, v1};
+use tender_proto::{ChunkId, ContentDigest, Descriptor, NamespaceDigest, PartIndex, ReservationId};
 
 use super::alloc::{Extent, ExtentPool};
 use super::record::{NamespaceRecord, PartRecord, Record, VersionId};
@@ -91,7 +90,7 @@ impl Catalogue {
     fn old_namespace(&self, slot: Slot, record: NamespaceRecord, extent: Extent) -> Option<OldNamespace> {
         let mut raw = vec![0; usize::try_from(record.bytes).ok()?];
         self.map.copy_out(self.shape.descriptors() + record.offset_bytes, &mut raw).ok()?;
-        let descriptor = Descriptor::parse(&v1::NamespaceDescriptor::decode(raw.as_slice()).ok()?).ok()?;
+        let descriptor = Descriptor::decode(&raw).ok()?;
         if descriptor.digest() != record.digest {
             return None;
         }
@@ -101,7 +100,7 @@ impl Catalogue {
 
     /// Writes a namespace down; `None` when there is no room, and nothing of it will be found after a restart.
     pub(crate) fn add_namespace(&self, descriptor: &Descriptor, epoch: u32) -> Option<NamespaceEntry> {
-        let raw = descriptor.to_message().encode_to_vec();
+        let raw = descriptor.encode();
         let Some(extent) = self.descriptors.allocate(raw.len() as u64) else { return self.no_room() };
         self.map.copy_in(self.shape.descriptors() + extent.offset_bytes(), &raw).ok()?;
         let digest = descriptor.digest();
