@@ -15,7 +15,9 @@ FULL = "full_attention"
 def test_nothing_is_a_private_daemon_with_defaults():
     settings = Settings.parse({})
     assert settings.address is None
-    assert settings.chunk_blocks([(FULL, 16), (FULL, 1), (FULL, 1024), ("recurrent", 16)]) == [16, 64, 1, 1]
+    assert settings.chunk_blocks([(FULL, 16), (FULL, 1), (FULL, 1024)]) == [16, 64, 1]
+    # A hit ends where a state is.
+    assert settings.chunk_blocks([(FULL, 16), ("recurrent", 16)]) == [1, 1]
     assert json.loads(settings.plan_json()) == {}
 
 
