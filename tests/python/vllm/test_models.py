@@ -21,6 +21,9 @@ class Kind:
     """Tokens of each prompt that come back when it is asked again."""
     engine: dict = field(default_factory=dict)
     chunks: dict = field(default_factory=dict)
+    inside: bool = True
+    """Whether a prompt that leaves another one in its middle can be served: not where the engine keeps the states of
+    prompts' ends only."""
 
 
 KINDS = {
@@ -40,6 +43,7 @@ KINDS = {
         "granite-hybrid",
         {"p97": 64, "p333": 320, "p640": 576, "p1001": 960},
         engine={"max_num_batched_tokens": 64},
+        inside=False,
     ),
 }
 
@@ -56,7 +60,7 @@ def test_hits_of_every_kind(kind, spec, model, daemon, tmp_path: Path):
     cached = tender.cached("again")
     short = {name: cached[name] for name, tokens in case.again.items() if cached[name] < tokens}
     assert not short, short
-    for name in HIT_PASSES:
+    for name in [name for name in HIT_PASSES if case.inside or name != "branches"]:
         assert sum(tender.cached(name).values()) > sum(plain.cached(name).values()), (name, tender.cached(name))
     assert tender.loads_failed() == 0, tender.counters
 
