@@ -13,6 +13,8 @@ use crate::index::Walk;
 #[derive(Debug, Default)]
 pub(super) struct Scrub {
     walk: Mutex<Walk>,
+    /// Calls that hold a version now.
+    pub(super) reading: AtomicU64,
     pub(super) scrubbed_bytes: AtomicU64,
     pub(super) quarantined_chunks: AtomicU64,
 }
@@ -30,8 +32,8 @@ impl Core {
     fn scrub(&self, budget_bytes: u64) -> u64 {
         let mut walk = self.scrub.walk.lock();
         let mut read_bytes = 0;
-        // What is held here is freed a little later than others think: it counts as a reader.
-        self.readers.fetch_add(1, Ordering::AcqRel);
+        // What is held here may be freed a little later than others think.
+        self.scrub.reading.fetch_add(1, Ordering::AcqRel);
         while read_bytes < budget_bytes {
             let next = self.index.next_ready(&mut walk);
             // The last call may have ended just before the end of a round.
@@ -50,7 +52,7 @@ impl Core {
                 );
             }
         }
-        self.readers.fetch_sub(1, Ordering::AcqRel);
+        self.scrub.reading.fetch_sub(1, Ordering::AcqRel);
         self.scrub.scrubbed_bytes.fetch_add(read_bytes, Ordering::Relaxed);
         read_bytes
     }
