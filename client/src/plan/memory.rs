@@ -1,11 +1,23 @@
 //! What this planner remembers about chunks: which are stored, and how often each was asked for. Being wrong costs a
 //! needless store (the daemon declines it) or, until the memory expires, a missing one.
 
+use std::time::Duration;
+
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tender_proto::{ChunkId, Coverage};
 
 use super::config::PlanConfig;
+
+/// Keeps so many chunks for so long, those that were touched last.
+fn remembered<V: Clone + Send + Sync + 'static>(chunks: u64, time: Duration) -> Cache<ChunkId, V> {
+    Cache::builder()
+        .max_capacity(chunks)
+        .time_to_live(time)
+        // The default policy would keep old keys and not admit the one just stored.
+        .eviction_policy(EvictionPolicy::lru())
+        .build()
+}
 
 /// Keys with the coverage they were stored with.
 #[derive(Debug)]
@@ -15,13 +27,7 @@ pub(super) struct Stored {
 
 impl Stored {
     pub(super) fn new(config: &PlanConfig) -> Self {
-        let chunks = Cache::builder()
-            .max_capacity(config.remembered_chunks)
-            .time_to_live(config.remember_for)
-            // The default policy would keep old keys and not admit the one just stored.
-            .eviction_policy(EvictionPolicy::lru())
-            .build();
-        Self { chunks }
+        Self { chunks: remembered(config.remembered_chunks, config.remember_for) }
     }
     /// Whether there is no use in storing the chunk with this coverage: a store replaces another only if it has all of
     /// its blocks and more. The daemon has the same rule.
@@ -47,11 +53,7 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn new(config: &PlanConfig) -> Self {
-        let requests = Cache::builder()
-            .max_capacity(config.remembered_chunks)
-            .time_to_live(config.reuse_for)
-            .eviction_policy(EvictionPolicy::lru())
-            .build();
+        let requests = remembered(config.remembered_chunks, config.reuse_for);
         Self { enough: config.store_after_requests, requests }
     }
     pub(super) fn count(&self, chunk: ChunkId) {
