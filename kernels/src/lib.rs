@@ -3,7 +3,9 @@
 //! * [`page_map`]: where the bytes of a group's blocks lie, in the compact form that kernels read.
 //! * [`mod@reference`]: gather and scatter on host memory. It is the copy backend of engines on the CPU, and the
 //!   truth that every other kernel must match bit for bit.
+//! * [`cuda`]: the CUDA kernels' sources, and the tables that they read. Needs no CUDA.
 
+pub mod cuda;
 pub mod page_map;
 pub mod reference;
 
