@@ -185,7 +185,7 @@ where
         let answer = call(admin).await.map_err(|status| Refusal::from_status(&status))?;
         Ok::<_, Refusal>(answer.into_inner())
     };
-    let answer = runtime::wait(&runtime::handle()?, limit, asking).ok_or_else(|| {
+    let answer = runtime::wait(&runtime::calls()?, limit, asking).ok_or_else(|| {
         Refusal::new(
             Reason::Deadline,
             format!("the daemon at {address}"),

@@ -51,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
     pub(crate) purpose: Purpose,
     pub(crate) runtime: Handle,
+    pub(crate) bulk: Handle,
     pub(crate) breaker: Breaker,
     pub(crate) tally: Arc<Tally>,
     /// Registered in every session, in this order.
@@ -70,7 +71,8 @@ impl Client {
             breaker: Breaker::new(config.breaker),
             config,
             purpose,
-            runtime: runtime::handle()?,
+            runtime: runtime::calls()?,
+            bulk: runtime::bulk()?,
             tally: Arc::default(),
             namespaces: Mutex::default(),
             namespaces_changed: Notify::new(),
@@ -217,5 +219,26 @@ impl Client {
         call: impl Future<Output = Result<T, Refusal>>,
     ) -> Result<T, Reason> {
         self.shared.runtime.block_on(self.ask(session, deadline, pace, call))
+    }
+
+    /// The same for a call that takes in many bytes, run where its connection is: no other thread has to be woken for
+    /// each piece, and what came is still in that core's cache. When it returns, the call is over or dropped.
+    pub(crate) fn ask_bulk<T: Send + 'static>(
+        &self,
+        session: &Arc<Session>,
+        deadline: Instant,
+        call: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Reason> {
+        let (client, session) = (self.clone(), Arc::clone(session));
+        let task =
+            self.shared.bulk.spawn(async move { client.ask(&session, deadline, Pace::Bulk, call).await });
+        match self.shared.bulk.block_on(task) {
+            Ok(result) => result,
+            // It goes on in the thread that asked, whose fuse it blows.
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(Reason::Internal),
+            },
+        }
     }
 }

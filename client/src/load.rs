@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tender_proto::mutant::{Mutant, active, read_fails};
-use tender_proto::{PartIndex, Reason};
+use tender_proto::{ChunkId, Coverage, PartIndex, Reason};
 
 use crate::client::Pace;
 use crate::copy::Target;
@@ -21,7 +21,7 @@ use crate::plan::{LoadItem, LoadJob};
 use crate::queue::Queue;
 use crate::session::Session;
 use crate::transport::calls::{ChunkAnswer, LookupAsk};
-use crate::transport::{ReadAsk, ReadItem, Transport};
+use crate::transport::{ReadAsk, ReadItem, Sink, Transport};
 use crate::worker::Rank;
 
 /// A lease outlasts the load it is for by this much, or the release of a load that used all its time would
@@ -162,17 +162,11 @@ impl Loader {
                 reads.extend(parts);
             });
         }
-        let ask = ReadAsk { lease: lease.id(), items: &reads, deadline };
-        let mut scatter = |at: usize, offset_bytes: u64, piece: &[u8]| {
-            if session.has_ended() {
-                return Err(Reason::Unreachable);
-            }
-            if Instant::now() >= deadline {
-                return Err(Reason::Deadline);
-            }
-            self.scatter(&items[positions[at]], &reads[at], offset_bytes, piece)
-        };
-        let read = transport.read(&self.rank.client, session, &ask, &mut scatter);
+        let places =
+            positions.iter().zip(&reads).map(|(&i, read)| Destination::of(&items[i], read)).collect();
+        let ask = ReadAsk { lease: lease.id(), items: reads.into(), deadline };
+        let sink = self.sink(session, deadline, places);
+        let read = transport.read(&self.rank.client, session, &ask, sink);
         let fate = match lease.release(deadline) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Reason::LeaseExpired),
@@ -183,7 +177,7 @@ impl Loader {
             results[at] = results[at].and(result);
         }
         let tally = self.rank.client.tally();
-        for (_, read) in positions.iter().zip(&reads).filter(|(at, _)| results[**at].is_ok()) {
+        for (_, read) in positions.iter().zip(&*ask.items).filter(|(at, _)| results[**at].is_ok()) {
             tally.loaded_bytes.add(read.bytes);
             tally.loaded_parts.one();
         }
@@ -249,23 +243,53 @@ impl Loader {
         self.rank.layout.parts(item.chunk.group).iter().map(|local| read(local.part)).collect()
     }
 
-    fn scatter(
-        &self,
-        item: &LoadItem,
-        read: &ReadItem,
-        offset_bytes: u64,
-        piece: &[u8],
-    ) -> Result<(), Reason> {
-        let to = Target {
-            group: item.chunk.group,
+    /// Scatters what comes of the reads, in their order, for as long as there is time.
+    fn sink(&self, session: &Arc<Session>, deadline: Instant, places: Vec<Destination>) -> Sink {
+        let (rank, session) = (Arc::clone(&self.rank), Arc::clone(session));
+        Box::new(move |at, offset_bytes, piece| {
+            if session.has_ended() {
+                return Err(Reason::Unreachable);
+            }
+            if Instant::now() >= deadline {
+                return Err(Reason::Deadline);
+            }
+            let place = places.get(at).ok_or(Reason::Internal)?;
+            rank.copy.scatter(&place.target(), offset_bytes, piece).map_err(|no| {
+                tracing::warn!(%no, chunk = %place.chunk, "blocks of a load do not fit the layout");
+                Reason::Malformed
+            })
+        })
+    }
+}
+
+/// Where one read's bytes go.
+#[derive(Debug)]
+struct Destination {
+    chunk: ChunkId,
+    part: PartIndex,
+    blocks: Vec<u32>,
+    stored: Coverage,
+    needed: Coverage,
+}
+
+impl Destination {
+    fn of(item: &LoadItem, read: &ReadItem) -> Self {
+        Self {
+            chunk: item.chunk,
             part: read.part,
-            blocks: &item.blocks,
+            blocks: item.blocks.clone(),
             stored: read.coverage,
             needed: item.needed,
-        };
-        self.rank.copy.scatter(&to, offset_bytes, piece).map_err(|no| {
-            tracing::warn!(%no, chunk = %item.chunk, "blocks of a load do not fit the layout");
-            Reason::Malformed
-        })
+        }
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target {
+            group: self.chunk.group,
+            part: self.part,
+            blocks: &self.blocks,
+            stored: self.stored,
+            needed: self.needed,
+        }
     }
 }

@@ -1,8 +1,9 @@
-//! The one small async runtime of a process.
+//! The two small async runtimes of a process: one for calls, whose answers somebody waits for, and one for bulk
+//! connections, which verify and copy what they receive and would hold up the calls.
 //!
-//! It is made at first use and never dropped: a runtime must not be dropped inside an async context, and an
-//! engine may drop its last client anywhere. After a `fork` the child has none of its threads, so it gets one
-//! of its own; the parent's is left alone there.
+//! They are made at first use and never dropped: a runtime must not be dropped inside an async context, and an
+//! engine may drop its last client anywhere. After a `fork` the child has none of their threads, so it gets some
+//! of its own; the parent's are left alone there.
 
 use std::future::Future;
 use std::sync::mpsc;
@@ -13,14 +14,31 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::error::ClientError;
 
-/// One keeps a busy stream's work in one core's cache; the bytes' copies and digests happen on the client's own threads.
-const WORKERS: usize = 1;
+/// Calls are small.
+const CALL_WORKERS: usize = 1;
+/// With one thread, bytes are verified and copied while they are in the cache of the core that received them. A large
+/// machine may have several connections busy at once; more than these would take cores from the engine.
+const MOST_BULK_WORKERS: usize = 4;
 
-static RUNTIME: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
+/// Made by this process, if it is that one's.
+type Slot = Mutex<Option<(u32, &'static Runtime)>>;
 
-/// The runtime of this process.
-pub(crate) fn handle() -> Result<Handle, ClientError> {
-    let mut current = RUNTIME.lock();
+static CALLS: Slot = Mutex::new(None);
+static BULK: Slot = Mutex::new(None);
+
+/// Runs sessions, and calls that are over soon.
+pub(crate) fn calls() -> Result<Handle, ClientError> {
+    handle(&CALLS, "tender-io", CALL_WORKERS)
+}
+
+/// Runs bulk connections and what they receive.
+pub(crate) fn bulk() -> Result<Handle, ClientError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    handle(&BULK, "tender-bulk", (cores / 2).clamp(1, MOST_BULK_WORKERS))
+}
+
+fn handle(slot: &Slot, name: &'static str, workers: usize) -> Result<Handle, ClientError> {
+    let mut current = slot.lock();
     let pid = std::process::id();
     if let Some((owner, runtime)) = *current
         && owner == pid
@@ -28,9 +46,9 @@ pub(crate) fn handle() -> Result<Handle, ClientError> {
         return Ok(runtime.handle().clone());
     }
     let runtime = Builder::new_multi_thread()
-        .worker_threads(WORKERS)
+        .worker_threads(workers)
         .max_blocking_threads(4)
-        .thread_name("tender-io")
+        .thread_name(name)
         .enable_all()
         .build()
         .map_err(|source| ClientError::Start { what: "the runtime's threads", source })?;
@@ -64,14 +82,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_runtime_serves_the_whole_process() {
-        let (a, b) = (handle().unwrap(), handle().unwrap());
-        assert_eq!(a.id(), b.id());
+    fn two_runtimes_serve_the_whole_process() {
+        assert_eq!(calls().unwrap().id(), calls().unwrap().id());
+        assert_eq!(bulk().unwrap().id(), bulk().unwrap().id());
+        assert_ne!(calls().unwrap().id(), bulk().unwrap().id());
     }
 
     #[test]
     fn waiting_ends_at_the_limit() {
-        let handle = handle().unwrap();
+        let handle = calls().unwrap();
         assert_eq!(wait(&handle, Duration::from_secs(10), async { 7 }), Some(7));
         let start = Instant::now();
         assert_eq!(wait(&handle, Duration::from_millis(20), std::future::pending::<()>()), None);
@@ -80,6 +99,6 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_inside_an_async_context_does_not_panic() {
-        assert_eq!(wait(&handle().unwrap(), Duration::from_secs(10), async { 1 }), Some(1));
+        assert_eq!(wait(&calls().unwrap(), Duration::from_secs(10), async { 1 }), Some(1));
     }
 }

@@ -247,7 +247,9 @@ async fn choose_transport(
         Some(attached) => Arc::new(shm::Shm::new(attached, calls.clone(), config.verify_shm_reads)),
         None => {
             // Bulk frames get a connection of their own, or small calls would wait behind them.
-            let bulk = connect(&config.address, config.connect_deadline).await?;
+            let (address, deadline) = (config.address.clone(), config.connect_deadline);
+            let connecting = shared.bulk.spawn(async move { connect(&address, deadline).await });
+            let bulk = connecting.await.unwrap_or_else(|_| Err(nonsense("a connection that panics")))?;
             Arc::new(grpc::Grpc::new(bulk, calls.session(), wanted, limits)?)
         }
     })

@@ -124,7 +124,7 @@ impl FakeDaemon {
         let fds_stop = Arc::new(AtomicBool::new(false));
         let fds = serve_fds(&path, Arc::clone(&state), Arc::clone(&fds_stop));
         let stop = CancellationToken::new();
-        let handle = crate::runtime::handle().unwrap();
+        let handle = crate::runtime::calls().unwrap();
         let _inside = handle.enter();
         let listener = UnixListener::bind(&path).unwrap();
         let store = StoreServer::from_arc(Arc::new(Rpc(Arc::clone(&state))))

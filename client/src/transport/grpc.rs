@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tender_proto::{Reason, Refusal, SessionId, v1};
 use tonic::transport::Channel;
 
@@ -19,13 +20,23 @@ use crate::session::{Limits, Session};
 /// The transport over one bulk connection.
 #[derive(Debug)]
 pub(crate) struct Grpc {
+    line: Line,
+    staging: Arc<Staging>,
+}
+
+/// The connection, and what its answers are held to.
+#[derive(Clone, Debug)]
+struct Line {
     bulk: Channel,
     session: SessionId,
-    staging: Arc<Staging>,
     max_frame_bytes: usize,
 }
 
+/// The results so far, in the order of the items. A stream that is given up leaves those of what it completed.
+type Results = Arc<Mutex<Vec<Result<(), Reason>>>>;
+
 impl Grpc {
+    /// `bulk` must have been connected where bulk connections run.
     pub(crate) fn new(
         bulk: Channel,
         session: SessionId,
@@ -36,23 +47,20 @@ impl Grpc {
             let subject = format!("{staging_bytes} bytes of staging ({cause})");
             Refusal::new(Reason::NoSpace, subject, "choose a smaller staging_bytes")
         })?;
-        let max_frame_bytes = limits.max_frame_bytes;
-        Ok(Self { bulk, session, staging: Staging::new(region), max_frame_bytes })
+        let line = Line { bulk, session, max_frame_bytes: limits.max_frame_bytes };
+        Ok(Self { line, staging: Staging::new(region) })
     }
+}
 
-    async fn pump(
-        &self,
-        ask: &ReadAsk<'_>,
-        results: &mut Vec<Result<(), Reason>>,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), Refusal> {
+impl Line {
+    async fn pump(self, ask: ReadAsk, results: Results, mut sink: Sink) -> Result<(), Refusal> {
         let request = v1::GetRequest {
             session_id: Bytes::copy_from_slice(self.session.as_bytes()),
             lease_id: ask.lease.get(),
             items: ask.items.iter().map(get_item).collect(),
         };
-        let mut messages = Messages::get(self.bulk.clone(), &request).await?;
-        let mut check = FrameCheck::new(ask.items, self.max_frame_bytes);
+        let mut messages = Messages::get(self.bulk, &request).await?;
+        let mut check = FrameCheck::new(&ask.items, self.max_frame_bytes);
         // What the sink thinks of the item whose frames come now.
         let mut taken = Ok(());
         while check.done() < ask.items.len() {
@@ -74,10 +82,10 @@ impl Grpc {
             };
             match progress {
                 Progress::More => {}
-                Progress::Whole(_) => results.push(std::mem::replace(&mut taken, Ok(()))),
+                Progress::Whole(_) => results.lock().push(std::mem::replace(&mut taken, Ok(()))),
                 Progress::Failed(_, reason) => {
                     taken = Ok(());
-                    results.push(Err(reason));
+                    results.lock().push(Err(reason));
                 }
             }
         }
@@ -101,13 +109,14 @@ impl Transport for Grpc {
     fn read(
         &self,
         client: &Client,
-        session: &Session,
-        ask: &ReadAsk<'_>,
-        sink: &mut Sink<'_>,
+        session: &Arc<Session>,
+        ask: &ReadAsk,
+        sink: Sink,
     ) -> Vec<Result<(), Reason>> {
-        let mut results = Vec::with_capacity(ask.items.len());
-        let pumped =
-            client.ask_blocking(session, ask.deadline, Pace::Bulk, self.pump(ask, &mut results, sink));
+        let results = Results::default();
+        let pump = self.line.clone().pump(ask.clone(), Arc::clone(&results), sink);
+        let pumped = client.ask_bulk(session, ask.deadline, pump);
+        let mut results = std::mem::take(&mut *results.lock());
         // Whatever the stream did not get to shares the stream's fate.
         let rest = pumped.err().unwrap_or(Reason::Internal);
         results.resize(ask.items.len(), Err(rest));
@@ -124,12 +133,12 @@ impl Transport for Grpc {
         let reservations: Vec<_> = parts.iter().map(|part| part.reservation).collect();
         let mut frames = Vec::new();
         for part in parts {
-            put_frames(part, self.max_frame_bytes, &mut frames);
+            put_frames(part, self.line.max_frame_bytes, &mut frames);
         }
         if let Some(first) = frames.first_mut() {
-            first.session_id = Bytes::copy_from_slice(self.session.as_bytes());
+            first.session_id = Bytes::copy_from_slice(self.line.session.as_bytes());
         }
-        let mut store = store_client(self.bulk.clone());
+        let mut store = store_client(self.line.bulk.clone());
         let put = async {
             let answer = store.put(tokio_stream::iter(frames)).await.map_err(refusal)?.into_inner();
             store_outcomes(&reservations, &answer.outcomes)

@@ -62,17 +62,18 @@ pub(crate) struct ReadItem {
 }
 
 /// Parts to be read under one lease.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadAsk<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct ReadAsk {
     pub(crate) lease: LeaseId,
-    pub(crate) items: &'a [ReadItem],
+    pub(crate) items: Arc<[ReadItem]>,
     pub(crate) deadline: Instant,
 }
 
 /// Takes bytes of item `.0`: the piece that lies at `.1` in the part. The pieces of an item come in order and without
 /// gaps, and may come before all of it is checked: only a result that is good says that they were right. After an
-/// error, which becomes the item's result, it gets no more of that item.
-pub(crate) type Sink<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<(), Reason> + 'a;
+/// error, which becomes the item's result, it gets no more of that item. It may be called where bulk connections run,
+/// and must not wait for any of them.
+pub(crate) type Sink = Box<dyn FnMut(usize, u64, &[u8]) -> Result<(), Reason> + Send>;
 
 /// A reserved part in staging.
 #[derive(Debug)]
@@ -99,9 +100,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     fn read(
         &self,
         client: &Client,
-        session: &Session,
-        ask: &ReadAsk<'_>,
-        sink: &mut Sink<'_>,
+        session: &Arc<Session>,
+        ask: &ReadAsk,
+        sink: Sink,
     ) -> Vec<Result<(), Reason>>;
 
     /// Hands parts over. One result for each part, in order. A part's slot is used again only when the daemon

@@ -143,9 +143,9 @@ impl Transport for Shm {
     fn read(
         &self,
         _client: &Client,
-        session: &Session,
-        ask: &ReadAsk<'_>,
-        sink: &mut Sink<'_>,
+        session: &Arc<Session>,
+        ask: &ReadAsk,
+        mut sink: Sink,
     ) -> Vec<Result<(), Reason>> {
         let mut read = |(i, item)| {
             if session.has_ended() {

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use tender_proto::{
     BlocksPerChunk, ChainHash, ChunkId, ContentDigest, Coverage, Descriptor, Group, GroupIndex, GroupKind,
@@ -120,14 +121,18 @@ impl Rig {
                 }
             })
             .collect();
-        let mut seen = vec![Vec::new(); items.len()];
-        let ask = ReadAsk { lease: lease.id(), items: &items, deadline };
-        let results = transport.read(&self.client, &self.session, &ask, &mut |i, offset_bytes, piece| {
-            assert_eq!(offset_bytes, seen[i].len() as u64, "in order and without gaps");
-            seen[i].extend_from_slice(piece);
-            assert!(seen[i].len() as u64 <= items[i].bytes, "never more than the part has");
+        let ask = ReadAsk { lease: lease.id(), items: items.into(), deadline };
+        let seen = Arc::new(Mutex::new(vec![Vec::new(); ask.items.len()]));
+        let (items, into) = (Arc::clone(&ask.items), Arc::clone(&seen));
+        let sink = Box::new(move |i: usize, offset_bytes, piece: &[u8]| {
+            let seen = &mut into.lock()[i];
+            assert_eq!(offset_bytes, seen.len() as u64, "in order and without gaps");
+            seen.extend_from_slice(piece);
+            assert!(seen.len() as u64 <= items[i].bytes, "never more than the part has");
             Ok(())
         });
+        let results = transport.read(&self.client, &self.session, &ask, sink);
+        let seen = Arc::into_inner(seen).expect("a sink that is not used any more").into_inner();
         // Only what is said to be good may be looked at.
         let seen = seen.into_iter().zip(&results).map(|(bytes, good)| good.ok().map(|()| bytes)).collect();
         if lease.release(deadline)? { Ok((seen, results)) } else { Err(Reason::LeaseExpired) }
