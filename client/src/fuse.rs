@@ -22,6 +22,13 @@ impl Fuse {
         self.blown.load(Ordering::Acquire)
     }
 
+    /// Blows it for a reason other than a panic.
+    pub(crate) fn blow(&self, why: &str) {
+        if !self.blown.swap(true, Ordering::AcqRel) {
+            tracing::error!(why, "Tender's client is off from now on, the engine goes on");
+        }
+    }
+
     /// Runs `body`, or `otherwise` if the fuse is blown or blows now.
     pub(crate) fn run<T>(
         &self,

@@ -1,11 +1,12 @@
-//! The worker's loads: lookup > lease > read, verify and scatter > release.
+//! The worker's loads: lookup > lease > read, verify and scatter > wait for the copies > release.
 //!
 //! Over a network, bytes are scattered as they come and verified on the way: what turns out to be wrong lies in blocks
 //! that were promised to this load and are reported as failed.
 //!
 //! One thread takes a whole load from its lookup to its report, so that a load is reported only after the last
 //! byte of it was copied: the engine may hand the blocks on as soon as it hears of it. Every wait on the way
-//! ends with the deadline, with the session, or with the client, whichever comes first.
+//! ends with the deadline, with the session, or with the client, whichever comes first; but copies that a device has begun are
+//! waited for to their end, since nobody can call them back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use tender_proto::mutant::{Mutant, active, read_fails};
 use tender_proto::{ChunkId, Coverage, PartIndex, Reason};
 
 use crate::client::Pace;
-use crate::copy::Target;
+use crate::copy::carrier::{Fence, Loading};
+use crate::copy::{CopyRefusal, Target};
 use crate::lease::HeldLease;
 use crate::plan::{LoadItem, LoadJob};
 use crate::queue::Queue;
@@ -45,6 +47,8 @@ pub struct LoadDone {
 pub(crate) struct Pending {
     job: LoadJob,
     deadline: Instant,
+    /// What its writes come after.
+    after: Fence,
 }
 
 /// What all loads of a worker share.
@@ -56,13 +60,13 @@ pub(crate) struct Loader {
 }
 
 impl Loader {
-    /// Begins a load. Whatever happens to it, it is reported once.
-    pub(crate) fn submit(&self, job: LoadJob) {
+    /// Begins a load that writes nothing before `after` is over. Whatever happens to it, it is reported once.
+    pub(crate) fn submit(&self, job: LoadJob, after: Fence) {
         if self.rank.fuse.is_blown() {
             return self.give_up(&job, Reason::Internal);
         }
         let deadline = Instant::now() + self.rank.client.config().load_deadline;
-        if let Err(pending) = self.queue.push(Pending { job, deadline }) {
+        if let Err(pending) = self.queue.push(Pending { job, deadline, after }) {
             self.give_up(&pending.job, Reason::TooMany);
         }
     }
@@ -70,10 +74,11 @@ impl Loader {
     /// Loads until the queue is closed.
     pub(crate) fn work(&self) {
         while let Some(mut taken) = self.queue.take(|_| false) {
-            for Pending { job, deadline } in taken.items() {
+            for Pending { job, deadline, after } in taken.items() {
                 // A panic has unwound the copy, so nothing touches the blocks any more.
                 let failed = || vec![Err(Reason::Internal); job.items.len()];
-                let results = self.rank.fuse.run("load", failed, || self.load(&job, deadline));
+                let results = self.rank.fuse.run("load", failed, || self.load(&job, deadline, &after));
+                self.rank.blow_if_lost();
                 self.report(&job, &results);
             }
         }
@@ -113,7 +118,7 @@ impl Loader {
         self.done.lock().push(LoadDone { request: job.request.clone(), failed_blocks, failed });
     }
 
-    fn load(&self, job: &LoadJob, deadline: Instant) -> Vec<Result<(), Reason>> {
+    fn load(&self, job: &LoadJob, deadline: Instant, after: &Fence) -> Vec<Result<(), Reason>> {
         let session = match self.rank.client.session(self.rank.namespace) {
             Ok(session) => session,
             Err(reason) => return vec![Err(reason); job.items.len()],
@@ -121,7 +126,7 @@ impl Loader {
         let mut results = Vec::with_capacity(job.items.len());
         while let Some(left) = job.items.get(results.len()..).filter(|left| !left.is_empty()) {
             let batch = self.batch(left, session.limits.max_batch_chunks);
-            results.extend(self.load_batch(&session, batch, deadline));
+            results.extend(self.load_batch(&session, batch, deadline, after));
         }
         results
     }
@@ -143,6 +148,7 @@ impl Loader {
         session: &Arc<Session>,
         items: &[LoadItem],
         deadline: Instant,
+        after: &Fence,
     ) -> Vec<Result<(), Reason>> {
         let all = |reason| vec![Err(reason); items.len()];
         let Some(transport) = &session.transport else { return all(Reason::Unsupported) };
@@ -165,13 +171,22 @@ impl Loader {
         let places =
             positions.iter().zip(&reads).map(|(&i, read)| Destination::of(&items[i], read)).collect();
         let ask = ReadAsk { lease: lease.id(), items: reads.into(), deadline };
-        let sink = self.sink(session, deadline, places);
+        let loading = match self.rank.carrier.load(after, transport.arena()) {
+            Ok(loading) => Arc::new(Mutex::new(Some(loading))),
+            Err(reason) => return all(reason),
+        };
+        let lasts = transport.arena().is_some();
+        let sink = sink(session, deadline, places, Arc::clone(&loading), lasts);
         let read = transport.read(&self.rank.client, session, &ask, sink);
+        // While the lease still holds: until then copies may read under it.
+        let loading = loading.lock().take();
+        let copied = loading.map_or(Err(Reason::Internal), |loading| loading.finish(deadline));
         let fate = match lease.release(deadline) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Reason::LeaseExpired),
             Err(reason) => Err(reason),
         };
+        let fate = copied.and(fate);
         for (&at, result) in positions.iter().zip(read) {
             let result = if read_fails() { Err(Reason::LeaseExpired) } else { result.and(fate) };
             results[at] = results[at].and(result);
@@ -242,24 +257,35 @@ impl Loader {
         };
         self.rank.layout.parts(item.chunk.group).iter().map(|local| read(local.part)).collect()
     }
+}
 
-    /// Scatters what comes of the reads, in their order, for as long as there is time.
-    fn sink(&self, session: &Arc<Session>, deadline: Instant, places: Vec<Destination>) -> Sink {
-        let (rank, session) = (Arc::clone(&self.rank), Arc::clone(session));
-        Box::new(move |at, offset_bytes, piece| {
-            if session.has_ended() {
-                return Err(Reason::Unreachable);
-            }
-            if Instant::now() >= deadline {
-                return Err(Reason::Deadline);
-            }
-            let place = places.get(at).ok_or(Reason::Internal)?;
-            rank.copy.scatter(&place.target(), offset_bytes, piece).map_err(|no| {
+/// Scatters what comes of the reads, in their order, for as long as there is time and the load is not over.
+fn sink(
+    session: &Arc<Session>,
+    deadline: Instant,
+    places: Vec<Destination>,
+    loading: Arc<Mutex<Option<Box<dyn Loading>>>>,
+    lasts: bool,
+) -> Sink {
+    let session = Arc::clone(session);
+    Box::new(move |at, offset_bytes, piece| {
+        if session.has_ended() {
+            return Err(Reason::Unreachable);
+        }
+        if Instant::now() >= deadline {
+            return Err(Reason::Deadline);
+        }
+        let place = places.get(at).ok_or(Reason::Internal)?;
+        let mut loading = loading.lock();
+        let loading = loading.as_mut().ok_or(Reason::Internal)?;
+        loading.scatter(&place.target(), offset_bytes, piece, lasts).map_err(|no| match no {
+            CopyRefusal::Device { .. } => Reason::Internal,
+            _ => {
                 tracing::warn!(%no, chunk = %place.chunk, "blocks of a load do not fit the layout");
                 Reason::Malformed
-            })
+            }
         })
-    }
+    })
 }
 
 /// Where one read's bytes go.

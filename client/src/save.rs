@@ -1,8 +1,8 @@
 //! The worker's stores: plan > gather > reserve > hash > commit or put.
 //!
-//! The engine waits for the gather only; it ends with the bytes in staging (rule 6), and from then on the
-//! engine's blocks may change. The rest happens on threads of ours. A store that cannot go on is skipped
-//! and counted: a cache may forget.
+//! The engine waits for the gather only, on a device for its launch only: from then on the engine's blocks may change
+//! (rule 6). The rest happens on threads of ours, which begin by waiting for the bytes where those are still on their
+//! way into staging. A store that cannot go on is skipped and counted: a cache may forget.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,13 +11,14 @@ use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, ContentDigest, Coverage, PartIndex, Reason};
 
 use crate::client::Pace;
+use crate::copy::EngineStream;
+use crate::copy::carrier::{Filled, Gathering, Pack, Packed};
 use crate::counters::Skip;
 use crate::plan::StoreJob;
 use crate::queue::Queue;
 use crate::session::Session;
 use crate::transport::StagedPart;
 use crate::transport::calls::{ReserveAnswer, ReserveAsk};
-use crate::transport::staging::Slot;
 use crate::worker::Rank;
 
 /// Parts, and bytes, that go out together: enough to spread the cost of a call, few enough that staging is
@@ -52,7 +53,7 @@ struct GatheredPart {
     chunk: ChunkId,
     part: PartIndex,
     coverage: Coverage,
-    slot: Slot,
+    packed: Packed,
 }
 
 /// What all stores of a worker share.
@@ -63,17 +64,29 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// Takes a snapshot of a chunk's blocks now; storing it follows in the background. `planned_epoch` is that of the
-    /// plan: what was planned before a reset is skipped.
-    pub(crate) fn gather(&self, job: &StoreJob, planned_epoch: Option<u64>) {
-        if let Err(skip) = self.try_gather(job, planned_epoch) {
-            self.rank.client.tally().store_skipped(skip);
+    /// Takes a snapshot of the chunks' blocks as they are now, in the order of the engine's stream; storing it follows
+    /// in the background. `planned_epoch` is that of the plan: what was planned before a reset is skipped.
+    pub(crate) fn gather(&self, jobs: &[StoreJob], planned_epoch: Option<u64>, on: EngineStream) {
+        if jobs.is_empty() {
+            return;
         }
+        let mut gathering = self.rank.carrier.gather(on);
+        for job in jobs {
+            if let Err(skip) = self.try_gather(job, planned_epoch, &mut *gathering) {
+                self.rank.client.tally().store_skipped(skip);
+            }
+        }
+        gathering.finish();
     }
 
     /// All parts of the chunk that this rank stores, or none: with one missing it would never be ready.
-    fn try_gather(&self, job: &StoreJob, planned_epoch: Option<u64>) -> Result<(), Skip> {
-        let Rank { client, descriptor, layout, copy, .. } = &*self.rank;
+    fn try_gather(
+        &self,
+        job: &StoreJob,
+        planned_epoch: Option<u64>,
+        gathering: &mut dyn Gathering,
+    ) -> Result<(), Skip> {
+        let Rank { client, descriptor, layout, .. } = &*self.rank;
         let StoreJob { chunk, coverage, ref blocks } = *job;
         let session = client.session(self.rank.namespace).map_err(Skip::Refused)?;
         let transport = session.transport.as_ref().ok_or(Skip::Refused(Reason::Unsupported))?;
@@ -87,25 +100,24 @@ impl Saver {
         if overtaken && !active(Mutant::PlanOutlivesReset) {
             return Err(Skip::Refused(Reason::NamespaceReset));
         }
-        let mut parts = Vec::new();
+        let mut slots = Vec::new();
         for local in layout.parts(chunk.group).iter().filter(|local| local.writer.writes(&chunk)) {
             let part = local.part;
             let bytes = group.part_bytes(part, coverage).map_err(|no| Skip::Refused(no.reason))?;
             if bytes > session.limits.max_part_bytes {
                 return Err(Skip::TooLarge);
             }
-            parts.push(GatheredPart { chunk, part, coverage, slot: transport.staging().take(bytes)? });
+            slots.push((part, transport.staging().take(bytes)?));
         }
-        // There is room for all of them.
-        for GatheredPart { part, slot, .. } in &mut parts {
-            copy.gather(chunk.group, *part, blocks, coverage, slot.fill()).map_err(|no| {
-                tracing::warn!(%no, %chunk, "blocks of a store do not fit the layout");
-                Skip::BadBlocks
-            })?;
-        }
-        if parts.is_empty() {
+        if slots.is_empty() {
             // Other ranks that hold the same bytes store them.
             return Ok(());
+        }
+        // There is room for all of them.
+        let mut parts = Vec::with_capacity(slots.len());
+        for (part, slot) in slots {
+            let packed = gathering.add(Pack { group: chunk.group, part, blocks, coverage }, slot)?;
+            parts.push(GatheredPart { chunk, part, coverage, packed });
         }
         let from = Origin { session: Arc::clone(&session), epoch };
         self.queue.push(Gathered { from, parts }).map_err(|_| Skip::QueueFull)
@@ -117,7 +129,7 @@ impl Saver {
             let (mut parts, mut bytes, mut origin) = (0, 0, None);
             let fits = |next: &Gathered| {
                 parts += next.parts.len();
-                bytes += next.parts.iter().map(|part| part.slot.len()).sum::<usize>();
+                bytes += next.parts.iter().map(|part| part.packed.len()).sum::<usize>();
                 // One batch is of one session and one epoch.
                 let origin = origin.get_or_insert_with(|| next.from.clone());
                 parts <= BATCH_PARTS.min(origin.session.limits.max_batch_chunks)
@@ -134,6 +146,7 @@ impl Saver {
                 let count = batch.len();
                 let skipped = || vec![Err(Skip::Disabled); count];
                 let results = self.rank.fuse.run("store", skipped, || self.store(&from, batch));
+                self.rank.blow_if_lost();
                 for skip in results.into_iter().filter_map(Result::err) {
                     self.rank.client.tally().store_skipped(skip);
                 }
@@ -148,27 +161,43 @@ impl Saver {
         }
     }
 
-    /// Reserving comes first: what the daemon already has is never hashed.
+    /// Reserving comes before hashing: what the daemon already has is never hashed.
     fn store(&self, Origin { session, epoch }: &Origin, batch: Vec<GatheredPart>) -> Vec<Result<(), Skip>> {
         let Rank { client, namespace, .. } = &*self.rank;
         let deadline = Instant::now() + client.config().store_deadline;
-        let asks: Vec<_> = batch.iter().map(reserve_ask).collect();
+        let mut results = Vec::with_capacity(batch.len());
+        let mut here = Vec::with_capacity(batch.len());
+        for GatheredPart { chunk, part, coverage, packed } in batch {
+            match packed.wait(deadline) {
+                Ok(Filled { slot, digest }) => {
+                    let bytes = slot.len() as u64;
+                    here.push((ReserveAsk { chunk, part, coverage, bytes }, slot, digest));
+                }
+                Err(skip) => results.push(Err(skip)),
+            }
+        }
+        if here.is_empty() {
+            return results;
+        }
+        let asks: Vec<_> = here.iter().map(|(ask, ..)| *ask).collect();
         let reserve = session.calls.reserve(*namespace, *epoch, &asks);
         let answers = match client.ask_blocking(session, deadline, Pace::Quick, reserve) {
             Ok((answers, now)) => {
                 session.learn_epoch(*namespace, now);
                 answers
             }
-            Err(reason) => return vec![Err(Skip::Refused(reason)); batch.len()],
+            Err(reason) => {
+                results.resize(results.len() + here.len(), Err(Skip::Refused(reason)));
+                return results;
+            }
         };
-        let mut results = Vec::with_capacity(batch.len());
         let (mut staged, mut sizes) = (Vec::new(), Vec::new());
-        for (part, answer) in batch.into_iter().zip(answers) {
+        for ((ask, slot, digest), answer) in here.into_iter().zip(answers) {
             match answer {
                 ReserveAnswer::Reserved(reservation) => {
-                    let digest = ContentDigest::of(part.slot.as_ref());
-                    sizes.push(part.slot.len() as u64);
-                    staged.push(StagedPart { reservation, coverage: part.coverage, digest, slot: part.slot });
+                    let digest = digest.unwrap_or_else(|| ContentDigest::of(slot.as_ref()));
+                    sizes.push(ask.bytes);
+                    staged.push(StagedPart { reservation, coverage: ask.coverage, digest, slot });
                 }
                 ReserveAnswer::Already => {
                     client.tally().already_stored.one();
@@ -202,8 +231,4 @@ impl Saver {
         };
         outcomes.into_iter().zip(sizes).map(count).collect()
     }
-}
-
-fn reserve_ask(part: &GatheredPart) -> ReserveAsk {
-    ReserveAsk { chunk: part.chunk, part: part.part, coverage: part.coverage, bytes: part.slot.len() as u64 }
 }

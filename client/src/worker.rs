@@ -15,7 +15,8 @@ use tender_proto::{Descriptor, GroupIndex, NamespaceDigest, Reason, Refusal};
 
 use crate::client::{Client, Purpose};
 use crate::config::ClientConfig;
-use crate::copy::{CopyBackend, HostCopy};
+use crate::copy::carrier::{Carrier, Fence, HostCarrier};
+use crate::copy::{CopyBackend, EngineStream, HostCopy};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::fuse::Fuse;
@@ -43,8 +44,17 @@ pub(crate) struct Rank {
     pub(crate) namespace: NamespaceDigest,
     /// Says which parts of the chunks this rank holds.
     pub(crate) layout: Arc<ProvedLayout>,
-    pub(crate) copy: Arc<dyn CopyBackend>,
+    pub(crate) carrier: Arc<dyn Carrier>,
     pub(crate) fuse: Arc<Fuse>,
+}
+
+impl Rank {
+    /// A lost device is like a panic: nothing of ours is trusted any more, and the engine goes on.
+    pub(crate) fn blow_if_lost(&self) {
+        if let Some(why) = self.carrier.lost() {
+            self.fuse.blow(&why);
+        }
+    }
 }
 
 impl WorkerSide {
@@ -59,12 +69,22 @@ impl WorkerSide {
         Self::with_backend(config, descriptor, layout, copy)
     }
 
-    /// The same over any copy backend.
+    /// The same over any copies of host memory.
     pub(crate) fn with_backend(
         config: ClientConfig,
         descriptor: Arc<Descriptor>,
         layout: Arc<ProvedLayout>,
         copy: Arc<dyn CopyBackend>,
+    ) -> Result<Self, ClientError> {
+        Self::with_carrier(config, descriptor, layout, Arc::new(HostCarrier::new(copy)))
+    }
+
+    /// The same over any memory.
+    pub(crate) fn with_carrier(
+        config: ClientConfig,
+        descriptor: Arc<Descriptor>,
+        layout: Arc<ProvedLayout>,
+        carrier: Arc<dyn Carrier>,
     ) -> Result<Self, ClientError> {
         descriptor.check()?;
         check_sizes(&descriptor, &layout)?;
@@ -77,7 +97,7 @@ impl WorkerSide {
             descriptor,
             namespace,
             layout,
-            copy,
+            carrier,
             fuse: Arc::clone(&fuse),
         });
         let loader = Arc::new(Loader { rank: Arc::clone(&rank), queue: load_queue, done: Mutex::default() });
@@ -110,29 +130,37 @@ impl WorkerSide {
         Ok(())
     }
 
-    /// Before the forward pass: gathers what became final by finishing, then begins the loads. The loads' blocks
-    /// must not be used until [`WorkerSide::poll`] has reported them.
+    /// [`begin_step_on`](Self::begin_step_on) for an engine on the host.
     pub fn begin_step(&self, plan: &[u8]) {
-        let Some(plan) = self.read_plan(plan) else { return };
-        // The gathers first: a load may be into a block that is to be gathered.
-        self.fuse.run(
-            "begin_step",
-            || (),
-            || plan.stores_before.iter().for_each(|job| self.saver.gather(job, plan.epoch)),
-        );
-        for job in plan.loads {
-            self.loader.submit(job);
-        }
+        self.begin_step_on(plan, EngineStream::default());
     }
 
-    /// After the forward pass: gathers what it made final.
+    /// [`end_step_on`](Self::end_step_on) for an engine on the host.
     pub fn end_step(&self, plan: &[u8]) {
+        self.end_step_on(plan, EngineStream::default());
+    }
+
+    /// Before the forward pass, which runs on `stream`: gathers what became final by finishing, then begins the loads.
+    /// The loads' blocks must not be used until [`WorkerSide::poll`] has reported them.
+    pub fn begin_step_on(&self, plan: &[u8], stream: EngineStream) {
         let Some(plan) = self.read_plan(plan) else { return };
-        self.fuse.run(
-            "end_step",
-            || (),
-            || plan.stores_after.iter().for_each(|job| self.saver.gather(job, plan.epoch)),
-        );
+        // The gathers first: a load may be into a block that is to be gathered.
+        self.fuse.run("begin_step", || (), || self.saver.gather(&plan.stores_before, plan.epoch, stream));
+        if !plan.loads.is_empty() {
+            let after = self.fuse.run("fence", Fence::default, || self.loader.rank.carrier.fence(stream));
+            for job in plan.loads {
+                self.loader.submit(job, after.clone());
+            }
+        }
+        self.loader.rank.blow_if_lost();
+    }
+
+    /// After the forward pass was begun on `stream`: gathers what it makes final. Work that the engine begins on that
+    /// stream afterwards may overwrite it.
+    pub fn end_step_on(&self, plan: &[u8], stream: EngineStream) {
+        let Some(plan) = self.read_plan(plan) else { return };
+        self.fuse.run("end_step", || (), || self.saver.gather(&plan.stores_after, plan.epoch, stream));
+        self.loader.rank.blow_if_lost();
     }
 
     /// Loads that are over since the last call. After that no thread of ours touches their blocks.
@@ -166,6 +194,7 @@ impl WorkerSide {
             // A thread that panicked past its fuse has ended too.
             _ = thread.join();
         }
+        self.loader.rank.carrier.close();
     }
 
     fn read_plan(&self, plan: &[u8]) -> Option<StepPlan> {

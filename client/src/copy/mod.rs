@@ -3,6 +3,7 @@
 //! Everything that a copy is told is checked before its first byte moves: block ids against the pool, coverage
 //! against the block list, lengths against the layout. Raw pointers stop in this module's backends.
 
+pub(crate) mod carrier;
 mod host;
 
 #[cfg(test)]
@@ -13,6 +14,7 @@ use std::fmt;
 
 use tender_proto::{Coverage, GroupIndex, PartIndex};
 
+pub use carrier::EngineStream;
 pub use host::HostCopy;
 
 /// Why nothing was copied.
@@ -75,6 +77,12 @@ pub enum CopyRefusal {
     Twice {
         /// The id.
         block: u32,
+    },
+    /// A device did not do it.
+    #[error("the device refused {what}")]
+    Device {
+        /// What it was asked for.
+        what: &'static str,
     },
 }
 

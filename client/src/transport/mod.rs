@@ -23,6 +23,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tender_proto::shm::Mapping;
 use tender_proto::{ContentDigest, Coverage, LeaseId, PartIndex, Reason, ReservationId};
 
 use crate::client::Client;
@@ -90,6 +91,12 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
 
     /// Whether lookups for [`Transport::read`] must tell where the parts lie.
     fn locates(&self) -> bool;
+
+    /// The memory that [`Transport::read`] hands out pieces of. They stay in it as they are until the lease ends. `None`:
+    /// pieces are gone when the sink returns.
+    fn arena(&self) -> Option<&Arc<Mapping>> {
+        None
+    }
 
     /// Where parts are gathered before they are stored.
     fn staging(&self) -> &Arc<Staging>;

@@ -136,6 +136,10 @@ impl Transport for Shm {
         true
     }
 
+    fn arena(&self) -> Option<&Arc<Mapping>> {
+        Some(&self.attached.arena)
+    }
+
     fn staging(&self) -> &Arc<Staging> {
         &self.attached.staging
     }
