@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
-use tender_kernels::{Move, PageMap, reference};
+use tender_kernels::reference;
 use tender_proto::{Coverage, GroupIndex, PartIndex};
 
+use super::moves::Moves;
 use super::{CopyBackend, CopyRefusal, Target};
 use crate::layout::ProvedLayout;
 
@@ -27,29 +28,6 @@ impl HostCopy {
     pub fn new(layout: Arc<ProvedLayout>) -> Self {
         Self { layout }
     }
-
-    /// The moves to or from the needed blocks, all checked, and the bytes of the whole part.
-    fn moves(&self, of: &Target<'_>) -> Result<(&PageMap, Vec<Move>, u64), CopyRefusal> {
-        let Target { group, part, blocks, stored, needed } = *of;
-        let map = self.layout.page_map(group, part).ok_or(CopyRefusal::NoPart { group, part })?;
-        if blocks.len() as u64 != u64::from(stored.blocks().get()) {
-            return Err(CopyRefusal::WrongBlockCount { listed: blocks.len(), blocks: stored.blocks().get() });
-        }
-        if !stored.contains(needed) {
-            return Err(CopyRefusal::NotStored { needed, stored });
-        }
-        let pool = self.layout.pool_blocks();
-        let mut moves = Vec::with_capacity(needed.count() as usize);
-        for (position, &block) in (0..).zip(blocks) {
-            let Some(slot) = stored.rank(position).filter(|_| needed.has(position)) else { continue };
-            if block == 0 || block >= pool {
-                return Err(CopyRefusal::BadBlock { block, position, last: pool.saturating_sub(1) });
-            }
-            moves.push(Move { block, slot });
-        }
-        // More than fits is as wrong as any length.
-        Ok((map, moves, map.block_bytes().saturating_mul(u64::from(stored.count()))))
-    }
 }
 
 impl CopyBackend for HostCopy {
@@ -61,32 +39,22 @@ impl CopyBackend for HostCopy {
         coverage: Coverage,
         packed: &mut [u8],
     ) -> Result<(), CopyRefusal> {
-        let (map, moves, expected) =
-            self.moves(&Target { group, part, blocks, stored: coverage, needed: coverage })?;
-        let wrong = CopyRefusal::WrongLength { given: packed.len(), expected };
-        if packed.len() as u64 != expected {
-            return Err(wrong);
-        }
+        let all =
+            Moves::check(&self.layout, &Target { group, part, blocks, stored: coverage, needed: coverage })?;
+        all.whole(packed.len())?;
         // SAFETY: every id is below the pool's size, so the layout's proof puts its pages inside buffers that are
         // mapped; the engine does not write them meanwhile; `packed` is exclusive, so it is none of them.
-        let copied = unsafe { reference::gather(map, &moves, packed) };
-        copied.map_err(|_| wrong)
+        let copied = unsafe { reference::gather(all.map, &all.moves, packed) };
+        copied.map_err(|_| CopyRefusal::WrongLength { given: packed.len(), expected: all.part_bytes })
     }
 
     fn scatter(&self, to: &Target<'_>, offset_bytes: u64, piece: &[u8]) -> Result<(), CopyRefusal> {
-        let (map, moves, expected) = self.moves(to)?;
-        let outside = CopyRefusal::Outside { offset_bytes, given: piece.len(), expected };
-        if offset_bytes.checked_add(piece.len() as u64).is_none_or(|end| end > expected) {
-            return Err(outside);
-        }
-        let mut ids: Vec<u32> = moves.iter().map(|one| one.block).collect();
-        ids.sort_unstable();
-        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(CopyRefusal::Twice { block: pair[0] });
-        }
+        let all = Moves::check(&self.layout, to)?;
+        all.piece(offset_bytes, piece.len())?;
         // SAFETY: every id is below the pool's size, so the layout's proof puts its pages inside buffers that are
         // mapped; the engine uses them for nothing else meanwhile; `piece` is borrowed, so it is none of them.
-        let copied = unsafe { reference::scatter_range(map, &moves, offset_bytes, piece) };
-        copied.map_err(|_| outside)
+        let copied = unsafe { reference::scatter_range(all.map, &all.moves, offset_bytes, piece) };
+        let given = piece.len();
+        copied.map_err(|_| CopyRefusal::Outside { offset_bytes, given, expected: all.part_bytes })
     }
 }

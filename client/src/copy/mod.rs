@@ -5,6 +5,7 @@
 
 pub(crate) mod carrier;
 mod host;
+mod moves;
 
 #[cfg(test)]
 #[expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
