@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use tender_proto::limits::PROTOCOL_VERSION;
@@ -121,17 +122,23 @@ pub(crate) async fn keep(shared: Arc<Shared>) {
     let mut backoff = Backoff::new(shared.config.reconnect_min, shared.config.reconnect_max);
     let mut said = None;
     while !shared.stop.is_cancelled() {
-        let why = tokio::select! {
+        let lost = tokio::select! {
             () = shared.stop.cancelled() => break,
-            why = live(&shared, &mut backoff) => why,
+            lost = live(&shared, &mut backoff) => lost,
         };
+        let Lost { why, announced } = lost;
         let hopeless = why.reason.retry() == Retry::Never;
         shared.link.send_replace(if hopeless { Link::Refused(why.clone()) } else { Link::Down });
         // One line for each kind of trouble, not one for each attempt.
         if said.replace(why.reason) != Some(why.reason) {
             tracing::warn!(address = %shared.config.address, %why, "no session; going on without the daemon");
         }
-        let pause = if hopeless { shared.config.refused_retry } else { backoff.pause() };
+        let pause = match (hopeless, announced) {
+            (true, _) => shared.config.refused_retry,
+            // The next daemon may be there already; if not, the pauses begin with this attempt.
+            (false, true) => Duration::ZERO,
+            (false, false) => backoff.pause(),
+        };
         tokio::select! {
             () = shared.stop.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
@@ -140,16 +147,29 @@ pub(crate) async fn keep(shared: Arc<Shared>) {
     shared.link.send_replace(Link::Down);
 }
 
-/// One session from connecting to its end; returns why it ended.
-async fn live(shared: &Arc<Shared>, backoff: &mut Backoff) -> Refusal {
+/// How a session ended, or did not begin.
+struct Lost {
+    why: Refusal,
+    /// It was up, and the daemon had said that it was about to stop.
+    announced: bool,
+}
+
+impl From<Refusal> for Lost {
+    fn from(why: Refusal) -> Self {
+        Self { why, announced: false }
+    }
+}
+
+/// One session from connecting to its end.
+async fn live(shared: &Arc<Shared>, backoff: &mut Backoff) -> Lost {
     let (session, stream) = match open(shared).await {
         Ok(opened) => opened,
-        Err(why) => return why,
+        Err(why) => return why.into(),
     };
     // Also when this future is dropped because the client stops.
     let _end = EndGuard { shared, session: &session };
     if let Err(why) = register_missing(shared, &session).await {
-        return why;
+        return why.into();
     }
     shared.breaker.reset();
     backoff.reset();
@@ -161,7 +181,7 @@ async fn live(shared: &Arc<Shared>, backoff: &mut Backoff) -> Refusal {
     shared.link.send_replace(Link::Up(Arc::clone(&session)));
     let why = watch(shared, &session, stream).await;
     shared.tally.sessions_lost.one();
-    why
+    Lost { why, announced: session.is_draining() }
 }
 
 struct EndGuard<'a> {

@@ -1,33 +1,38 @@
 //! The daemon's life: bind, build, serve, drain, stop.
 
+mod hand_over;
+
+use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tender_proto::BootId;
-use tender_proto::shm::fd_socket_path;
-use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admin::{Admin, Sources};
 use crate::clock::SystemClock;
 use crate::config::{Config, Listen};
+use crate::doors::{Accepting, Door, Place};
 use crate::engine::{Engine, StartError};
 use crate::fds;
 use crate::metrics::Metrics;
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
+use crate::takeover::{self, Entrance, TakeOverError, Terms};
 use crate::task::{Task, blocking, spawn};
+pub use hand_over::{HandedOver, Successor};
 
 /// How often ended leases and reservations are looked for.
 const SWEEP: Duration = Duration::from_millis(100);
 /// How long connections get to close once all work is over or the grace time is.
 const CLOSE: Duration = Duration::from_secs(1);
+
+/// How often a drain looks whether it is over.
+const DRAIN_TICK: Duration = Duration::from_millis(20);
 
 /// Small bites: a scrub does not hold up anybody for longer than a chunk takes.
 const SCRUBS_PER_SECOND: u32 = 10;
@@ -46,6 +51,9 @@ pub enum AppError {
     /// The arena cannot be opened.
     #[error(transparent)]
     Arena(#[from] StartError),
+    /// The daemon that runs did not hand over.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
     System {
@@ -56,72 +64,63 @@ pub enum AppError {
     },
 }
 
+impl AppError {
+    fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+}
+
 /// A daemon that serves.
 #[derive(Debug)]
 pub struct RunningApp {
+    config: Config,
     engine: Arc<Engine>,
     phase: watch::Sender<Phase>,
     addresses: Vec<Listen>,
-    grace: Duration,
-    exit_when_unused: Option<Duration>,
     admin: Option<Admin>,
     servers: Vec<Task>,
     /// Sweep, prefault and the descriptor sockets: they end with this.
     helpers: Vec<Task>,
-    _sockets: Vec<SocketFile>,
-}
-
-/// A socket that is open but not served yet.
-enum Bound {
-    Unix { grpc: UnixListener, fds: UnixListener },
-    Tcp(TcpListener),
-}
-
-/// A socket's file; removed with this, unless somebody has put another one there meanwhile.
-#[derive(Debug)]
-struct SocketFile {
-    path: PathBuf,
-    inode: (u64, u64),
-}
-
-impl SocketFile {
-    fn of(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), inode: inode(path)? })
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if inode(&self.path).is_ok_and(|there| there == self.inode) {
-            _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn inode(path: &Path) -> io::Result<(u64, u64)> {
-    std::fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
+    /// Where a successor comes to.
+    entrance: Option<Entrance>,
+    doors: Arc<[Door]>,
 }
 
 impl RunningApp {
-    /// Binds every socket first, so that a probe or an early client finds an open door, then opens the arena.
+    /// Binds every socket first, so that a probe or an early client finds an open door, then opens the arena. If the
+    /// configuration says so, both come from the daemon that runs there.
     pub async fn start(config: Config) -> Result<Self, AppError> {
         raise_open_files();
+        let taken = if config.take_over { takeover::take(&config).await? } else { None };
+        match taken {
+            Some(taken) => Self::succeed(config, taken).await,
+            None => {
+                let mut doors = Vec::new();
+                for place in Place::all_of(&config) {
+                    let opened = Door::open(place.clone(), config.socket_mode).await;
+                    doors.push(opened.map_err(|source| AppError::Bind { place: place.to_string(), source })?);
+                }
+                Self::begin(config, doors.into(), None).await
+            }
+        }
+    }
+
+    /// Serves at these doors. With an arena that another daemon had until now, at once; else while its pages are touched.
+    async fn begin(config: Config, doors: Arc<[Door]>, arena: Option<File>) -> Result<Self, AppError> {
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
-        let mut sockets = Vec::new();
-        let bound = bind_all(&config, &mut sockets).await?;
-        let admin = config.admin.as_ref().map(|address| {
+        let mut admin = None;
+        for door in doors.iter() {
+            let failed = |source| AppError::Bind { place: door.place.to_string(), source };
+            let Some(listener) = door.admin_listener().map_err(failed)? else { continue };
             let sources =
                 Sources { phase: watched.clone(), metrics: Arc::clone(&metrics), engine: Arc::clone(&slot) };
-            let place = || format!("{address} (admin)");
-            std::net::TcpListener::bind(address.as_str())
-                .and_then(|listener| Admin::start(listener, sources))
-                .map_err(|source| AppError::Bind { place: place(), source })
-        });
-        let admin = admin.transpose()?;
+            admin = Some(Admin::start(listener, sources).map_err(failed)?);
+        }
         // The admin thread is joined when it is dropped, and ends with the phase.
         let stop = |_: &AppError| _ = phase.send_replace(Phase::Stopped);
-        let engine = open_engine(&config).await.inspect_err(stop)?;
+        let resident = arena.is_some();
+        let engine = open_engine(&config, arena).await.inspect_err(stop)?;
         _ = slot.set(Arc::clone(&engine));
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
@@ -135,29 +134,50 @@ impl RunningApp {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
         });
+        if resident {
+            phase.send_replace(Phase::Serving);
+        }
         let mut app = Self {
             engine,
             phase,
             addresses: Vec::new(),
-            grace: config.drain_grace,
-            exit_when_unused: config.exit_when_unused,
             admin,
             servers: Vec::new(),
             helpers: Vec::new(),
-            _sockets: sockets,
+            entrance: None,
+            doors,
+            config,
         };
-        for (place, bound) in bound {
-            app.serve(&shared, bound);
-            app.addresses.push(place);
-        }
+        app.open_doors(&shared)?;
         app.help();
-        if config.scrub_bytes_per_second > 0 {
-            app.scrub(config.scrub_bytes_per_second);
+        if app.config.scrub_bytes_per_second > 0 {
+            app.scrub(app.config.scrub_bytes_per_second);
         }
         Ok(app)
     }
 
-    fn serve(&mut self, shared: &Arc<Shared>, bound: Bound) {
+    fn open_doors(&mut self, shared: &Arc<Shared>) -> Result<(), AppError> {
+        let doors = Arc::clone(&self.doors);
+        for door in doors.iter() {
+            let failed = |source| AppError::Bind { place: door.place.to_string(), source };
+            if let Some(address) = door.address().map_err(failed)? {
+                self.serve(shared, door.accepting().map_err(failed)?);
+                self.addresses.push(address);
+            }
+        }
+        let terms = Terms {
+            arena_place: self.config.engine.arena.place.clone(),
+            arena_bytes: self.config.engine.arena.bytes,
+            drain: self.hand_over_grace(),
+        };
+        match Entrance::open(terms, doors) {
+            Ok(entrance) => self.entrance = Some(entrance),
+            Err(error) => tracing::warn!(%error, "no other tenderd can take over from this one"),
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, shared: &Arc<Shared>, accepting: Accepting) {
         let mut watched = self.phase.subscribe();
         let stop = async move { _ = watched.wait_for(|phase| *phase == Phase::Stopped).await };
         let shared = Arc::clone(shared);
@@ -166,13 +186,13 @@ impl RunningApp {
                 tracing::error!(%error, "a server has stopped");
             }
         };
-        let server = match bound {
-            Bound::Unix { grpc, fds } => {
-                let engine = Arc::clone(&self.engine);
-                self.helpers.push(spawn("descriptors", fds::serve(fds, engine)));
+        let server = match accepting {
+            Accepting::Unix { grpc, fds } => {
+                let (engine, phase) = (Arc::clone(&self.engine), self.phase.subscribe());
+                self.helpers.push(spawn("descriptors", fds::serve(fds, engine, phase)));
                 spawn("unix server", async move { ended(server::serve_unix(shared, grpc, stop).await) })
             }
-            Bound::Tcp(tcp) => {
+            Accepting::Tcp(tcp) => {
                 spawn("tcp server", async move { ended(server::serve_tcp(shared, tcp, stop).await) })
             }
         };
@@ -249,7 +269,7 @@ impl RunningApp {
 
     /// Returns once no session has been open for the configured time; never if there is none.
     pub async fn unused(&self) {
-        let Some(limit) = self.exit_when_unused else { return std::future::pending().await };
+        let Some(limit) = self.config.exit_when_unused else { return std::future::pending().await };
         let mut since = Instant::now();
         let mut tick = tokio::time::interval(SWEEP);
         while since.elapsed() < limit {
@@ -262,21 +282,32 @@ impl RunningApp {
 
     /// Stops in order: not ready, nothing new, what runs may end within the grace time, then all connections close.
     pub async fn shutdown(mut self) {
-        self.phase.send_replace(Phase::Draining { grace: self.grace });
+        let grace = self.config.drain_grace;
+        self.phase.send_replace(Phase::Draining { grace });
         self.engine.begin_drain();
-        let deadline = Instant::now() + self.grace;
+        self.idle_within(grace).await;
+        self.close().await;
+    }
+
+    /// Waits until nobody holds a lease or a reservation, but not for longer than this.
+    async fn idle_within(&self, grace: Duration) {
+        let deadline = Instant::now() + grace;
         loop {
             let stats = self.engine.stats();
             if stats.leases == 0 && stats.reservations == 0 {
-                break;
+                return;
             }
             if Instant::now() >= deadline {
                 let (leases, reservations) = (stats.leases, stats.reservations);
                 tracing::warn!(leases, reservations, "the grace time is over; stopping what still runs");
-                break;
+                return;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(DRAIN_TICK).await;
         }
+    }
+
+    /// Ends sessions, connections and servers.
+    async fn close(&mut self) {
         self.phase.send_replace(Phase::Stopped);
         let closing = async {
             for server in &mut self.servers {
@@ -306,61 +337,12 @@ fn raise_open_files() {
     }
 }
 
-async fn bind_all(config: &Config, sockets: &mut Vec<SocketFile>) -> Result<Vec<(Listen, Bound)>, AppError> {
-    let mut bound = Vec::new();
-    for place in &config.listen {
-        let failed = |source| AppError::Bind { place: place.to_string(), source };
-        bound.push(match place {
-            Listen::Unix(path) => {
-                make_parent(path).map_err(failed)?;
-                free_stale(path).await.map_err(failed)?;
-                let grpc = UnixListener::bind(path).map_err(failed)?;
-                sockets.push(SocketFile::of(path).map_err(failed)?);
-                let fd_path = fd_socket_path(path);
-                _ = std::fs::remove_file(&fd_path);
-                let fds = fds::bind_packets(&fd_path).map_err(failed)?;
-                sockets.push(SocketFile::of(&fd_path).map_err(failed)?);
-                for path in [path, &fd_path] {
-                    let mode = std::fs::Permissions::from_mode(config.socket_mode);
-                    std::fs::set_permissions(path, mode).map_err(failed)?;
-                }
-                (place.clone(), Bound::Unix { grpc, fds })
-            }
-            Listen::Tcp(address) => {
-                let tcp = TcpListener::bind(address.as_str()).await.map_err(failed)?;
-                let real = tcp.local_addr().map_err(failed)?;
-                let real = format!("tcp://{real}")
-                    .parse()
-                    .map_err(|_| failed(io::ErrorKind::AddrNotAvailable.into()))?;
-                (real, Bound::Tcp(tcp))
-            }
-        });
-    }
-    Ok(bound)
-}
-
-fn make_parent(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), std::fs::create_dir_all)
-}
-
-/// Removes a socket that a dead daemon left. One that answers, or a file that is no socket, is left alone.
-async fn free_stale(path: &Path) -> io::Result<()> {
-    let found = match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found?,
-    };
-    if !found.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
-    }
-    match tokio::net::UnixStream::connect(path).await {
-        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody answers there already")),
-        Err(_) => std::fs::remove_file(path),
-    }
-}
-
-async fn open_engine(config: &Config) -> Result<Arc<Engine>, AppError> {
-    let settings = config.engine.clone();
-    let opening = blocking("open arena", move || Engine::new(settings, Arc::new(SystemClock)));
+async fn open_engine(config: &Config, arena: Option<File>) -> Result<Arc<Engine>, AppError> {
+    let (settings, clock) = (config.engine.clone(), Arc::new(SystemClock));
+    let opening = blocking("open arena", move || match arena {
+        Some(file) => Engine::adopt(settings, clock, file),
+        None => Engine::new(settings, clock),
+    });
     let opened = opening
         .await
         .map_err(|error| AppError::System { what: "the arena's thread", source: io::Error::other(error) })?;

@@ -17,8 +17,10 @@ use tender_proto::shm::{FdReply, FdRequest, recv_with_fds, send_with_fds};
 use tokio::io::Interest;
 use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
 
 use crate::engine::{Engine, Handover};
+use crate::shutdown::Phase;
 use crate::task::{Group, blocking};
 
 /// A client that connects and says nothing is dropped after this.
@@ -39,12 +41,20 @@ pub(crate) fn bind_packets(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(fd.into())
 }
 
-/// Serves until it is dropped.
-pub(crate) async fn serve(listener: UnixListener, engine: Arc<Engine>) {
+/// Serves until it is dropped. While the daemon hands over, who connects waits in the queue.
+pub(crate) async fn serve(listener: UnixListener, engine: Arc<Engine>, mut phase: watch::Receiver<Phase>) {
     let mut clients = Group::new("descriptor client");
     loop {
         clients.room_for(MAX_CLIENTS).await;
-        match listener.accept().await {
+        if phase.wait_for(|phase| phase.accepts()).await.is_err() {
+            return;
+        }
+        let accepted = tokio::select! {
+            biased;
+            _ = phase.changed() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
             Ok((client, _)) => clients.spawn(attend(client, Arc::clone(&engine))),
             Err(error) => {
                 tracing::warn!(%error, "a client of the descriptor socket could not be accepted");

@@ -8,7 +8,8 @@
 //!                 \-> staging: where local clients leave bytes for the arena
 //! ```
 //!
-//! Beside the path: `config`, `shutdown` (phases and signals), `admin` (probes and metrics over HTTP).
+//! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
+//! (phases and signals), `admin` (probes and metrics over HTTP).
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`.
 
 pub mod app;
@@ -21,6 +22,7 @@ pub mod shutdown;
 mod admin;
 mod admission;
 mod counters;
+mod doors;
 mod fds;
 mod ids;
 mod index;
@@ -33,6 +35,7 @@ mod rpc;
 mod run;
 mod session;
 mod staging;
+mod takeover;
 mod task;
 
 pub use run::run;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use bytesize::ByteSize;
 use tracing_subscriber::EnvFilter;
 
-use crate::app::{AppError, RunningApp};
+use crate::app::{AppError, HandedOver, RunningApp};
 use crate::config::{Config, ConfigError, LogFormat};
 use crate::shutdown::Signals;
 
@@ -51,7 +51,13 @@ fn serve(config: Config) -> Result<(), AppError> {
     runtime.block_on(async {
         let mut signals = Signals::listen().map_err(system("signal handling"))?;
         let arena = config.engine.arena.clone();
-        let app = RunningApp::start(config).await?;
+        let mut app = tokio::select! {
+            started = RunningApp::start(config) => started?,
+            signal = signals.next() => {
+                tracing::warn!(signal, "stopped before it served");
+                return Ok(());
+            }
+        };
         let listen: Vec<_> = app.addresses().iter().map(ToString::to_string).collect();
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
@@ -62,9 +68,26 @@ fn serve(config: Config) -> Result<(), AppError> {
             place = %arena.place.display(),
             "tenderd serves"
         );
-        let why = tokio::select! {
-            signal = signals.next() => signal,
-            () = app.unused() => "no client for the configured time",
+        let why = loop {
+            let successor = tokio::select! {
+                signal = signals.next() => break signal,
+                () = app.unused() => break "no client for the configured time",
+                successor = app.successor() => successor,
+            };
+            let handed_over = tokio::select! {
+                handed_over = app.hand_over(successor) => handed_over?,
+                signal = signals.next() => {
+                    tracing::warn!(signal, "stopped at once, while another daemon was taking over");
+                    return Ok(());
+                }
+            };
+            match handed_over {
+                HandedOver::Given => {
+                    tracing::info!("another daemon serves in this one's place");
+                    return Ok(());
+                }
+                HandedOver::Kept(kept) => app = *kept,
+            }
         };
         tracing::info!(why, "stopping");
         tokio::select! {

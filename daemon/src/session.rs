@@ -76,18 +76,28 @@ impl Session {
 pub(crate) struct Sessions {
     max: usize,
     budget_bytes: u64,
-    by_id: RwLock<HashMap<SessionId, Arc<Session>>>,
+    inner: RwLock<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    by_id: HashMap<SessionId, Arc<Session>>,
+    /// No more are opened.
+    shut: bool,
 }
 
 impl Sessions {
     /// At most `max` sessions, each with a budget of bytes in flight.
     pub(crate) fn new(max: usize, budget_bytes: u64) -> Self {
-        Self { max, budget_bytes, by_id: RwLock::default() }
+        Self { max, budget_bytes, inner: RwLock::default() }
     }
     /// Opens one. `ready` is called before anybody can name it.
     pub(crate) fn open(&self, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
-        let mut by_id = self.by_id.write();
-        if by_id.len() >= self.max {
+        let mut inner = self.inner.write();
+        if inner.shut {
+            return Err(draining());
+        }
+        if inner.by_id.len() >= self.max {
             return Err(Refusal::new(
                 Reason::TooMany,
                 format!("one session more than {}", self.max),
@@ -97,24 +107,35 @@ impl Sessions {
         let id = SessionId::from_random(rand::random());
         ready(id);
         let budget = Budget::new(self.budget_bytes);
-        by_id.insert(id, Arc::new(Session { id, budget, state: Mutex::default() }));
+        inner.by_id.insert(id, Arc::new(Session { id, budget, state: Mutex::default() }));
         Ok(id)
     }
     /// Ends one; false when it had ended.
     pub(crate) fn close(&self, id: SessionId) -> bool {
-        let removed = self.by_id.write().remove(&id);
+        let removed = self.inner.write().by_id.remove(&id);
         if let Some(session) = &removed {
             session.end();
         }
         removed.is_some()
     }
+    /// Those that are open now; no other is opened from now on.
+    pub(crate) fn shut(&self) -> Vec<SessionId> {
+        let mut inner = self.inner.write();
+        inner.shut = true;
+        inner.by_id.keys().copied().collect()
+    }
     /// An open one.
     pub(crate) fn get(&self, id: SessionId) -> Result<Arc<Session>, Refusal> {
-        self.by_id.read().get(&id).cloned().ok_or_else(|| unknown(id))
+        self.inner.read().by_id.get(&id).cloned().ok_or_else(|| unknown(id))
     }
     pub(crate) fn len(&self) -> usize {
-        self.by_id.read().len()
+        self.inner.read().by_id.len()
     }
+}
+
+/// What a daemon that is about to stop answers to new work.
+pub(crate) fn draining() -> Refusal {
+    Refusal::new(Reason::Draining, "the call", "the daemon is about to stop; go on without it")
 }
 
 fn unknown(id: SessionId) -> Refusal {

@@ -16,6 +16,11 @@ pub enum Phase {
         /// How long that is.
         grace: Duration,
     },
+    /// Another daemon takes over: as when draining, but who connects now waits for that one.
+    HandingOver {
+        /// How long what runs may go on.
+        grace: Duration,
+    },
     /// Over.
     Stopped,
 }
@@ -25,12 +30,20 @@ impl Phase {
     pub fn is_ready(self) -> bool {
         self == Self::Serving
     }
+    /// Whether connections are accepted, if only to hear a no.
+    pub fn accepts(self) -> bool {
+        match self {
+            Self::Starting | Self::Serving | Self::Draining { .. } => true,
+            Self::HandingOver { .. } | Self::Stopped => false,
+        }
+    }
     /// For a person who asks a probe.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Starting => "not ready: the arena is being prepared",
             Self::Serving => "ready",
             Self::Draining { .. } => "not ready: about to stop",
+            Self::HandingOver { .. } => "not ready: another tenderd takes over",
             Self::Stopped => "not ready: stopped",
         }
     }

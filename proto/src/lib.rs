@@ -1,6 +1,7 @@
 //! The contract: everything that two processes of Tender must agree on.
 //!
-//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`. They stop at the edges (the
+//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`, and of `takeover.proto`, which two daemons
+//!   speak. They stop at the edges (the
 //!   daemon's `rpc/`, the client's `transport/`); inside, only the checked types below travel.
 //! * [`ids`], [`key`], [`coverage`], [`descriptor`]: raw input becomes one of these once, or is refused.
 //! * [`reason`]: the closed set of reasons why something was refused, missed or lost.
@@ -17,7 +18,7 @@ pub mod mutant;
 pub mod reason;
 pub mod shm;
 
-/// Generated from `tender/v1/store.proto`.
+/// Generated from `tender/v1/store.proto` and `tender/v1/takeover.proto`.
 #[allow(
     missing_docs,
     unreachable_pub,

@@ -260,9 +260,14 @@ pub fn send_with_fds(socket: BorrowedFd<'_>, packet: &[u8], fds: &[BorrowedFd<'_
 
 /// Receives one packet of at most 64 bytes and the descriptors that came with it.
 pub fn recv_with_fds(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut buffer = [0u8; 64];
+    recv_packet(socket, &mut [0; 64])
+}
+
+/// Receives one packet as long as the buffer at most, and up to two descriptors that came with it. What is longer is cut;
+/// an empty packet is the end.
+pub fn recv_packet(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut control = nix::cmsg_space!([RawFd; 2]);
-    let mut parts = [IoSliceMut::new(&mut buffer)];
+    let mut parts = [IoSliceMut::new(buffer)];
     let message =
         recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC)?;
     let mut fds = Vec::new();

@@ -3,13 +3,13 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tender_client::{Address, ClientConfig, TransportChoice};
-use tender_daemon::app::RunningApp;
+use tender_daemon::app::{HandedOver, RunningApp, Successor};
 use tender_daemon::config::{Config, HostPort, Listen};
 use tender_daemon::engine::Engine;
 use tender_proto::limits::FRAME_PAYLOAD_BYTES;
@@ -115,6 +115,9 @@ impl Daemon {
         };
         let mut phase = app.phase();
         phase.wait_for(|phase| phase.is_ready()).await.expect("it becomes ready");
+        Self::of(app, setup, dir)
+    }
+    fn of(app: RunningApp, setup: Setup, dir: TempDir) -> Self {
         let tcp = app.addresses().iter().find_map(|place| match place {
             Listen::Tcp(address) => Some(address.to_string()),
             Listen::Unix(_) => None,
@@ -167,6 +170,31 @@ impl Daemon {
     /// Stops it as SIGTERM would.
     pub async fn stop(self) {
         self.app.shutdown().await;
+    }
+    /// Its life, for tests that play a part in it.
+    pub fn app(&self) -> &RunningApp {
+        &self.app
+    }
+    /// Lets a successor have the arena and the sockets, and becomes whatever serves then: itself where the successor
+    /// ended too early.
+    pub async fn hand_over(self, successor: Successor) -> Option<Self> {
+        let Self { app, setup, dir, .. } = self;
+        match app.hand_over(successor).await.expect("no trouble of its own") {
+            HandedOver::Given => None,
+            HandedOver::Kept(app) => Some(Self::of(*app, setup, dir)),
+        }
+    }
+    /// Another daemon takes over, as `tenderd --take-over` would.
+    pub async fn take_over(self) -> Self {
+        let config = Config { take_over: true, ..self.setup.config(self.dir.path()) };
+        let next = tokio::spawn(RunningApp::start(config));
+        let Self { app, setup, dir, .. } = self;
+        let successor = app.successor().await;
+        match app.hand_over(successor).await.expect("no trouble of its own") {
+            HandedOver::Given => {}
+            HandedOver::Kept(_) => panic!("nobody took over: {:?}", next.await),
+        }
+        Self::of(next.await.expect("no panic").expect("it takes over"), setup, dir)
     }
     /// Stops it and starts it again on the same socket, with an empty arena; other ports.
     pub async fn restart(self) -> Self {
@@ -236,7 +264,7 @@ pub fn tenderd() -> &'static Path {
 pub struct ChildDaemon {
     setup: Setup,
     dir: TempDir,
-    process: std::process::Child,
+    process: Child,
 }
 
 impl ChildDaemon {
@@ -276,6 +304,30 @@ impl ChildDaemon {
         self.process = Self::spawn(&self.setup, self.dir.path());
         self.wait_until_ready().await;
     }
+    /// SIGTERM, and its exit status once it has ended.
+    pub async fn terminate(&mut self) -> ExitStatus {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.pid()).expect("a process id"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("our own child");
+        ended(&mut self.process).await
+    }
+    /// Another one takes over. Returns once the one before has ended, with its exit status.
+    pub async fn take_over(&mut self) -> ExitStatus {
+        let next = self.successor(&[]).spawn().expect("tenderd runs");
+        let mut old = std::mem::replace(&mut self.process, next);
+        let status = ended(&mut old).await;
+        self.wait_until_ready().await;
+        status
+    }
+    /// A command for one that takes over, with these arguments more.
+    pub fn successor(&self, arguments: &[&str]) -> Command {
+        let mut command = Self::serving(&self.setup, self.dir.path());
+        command.arg("--take-over").args(arguments);
+        command
+    }
+    /// From now on this process is meant.
+    pub fn replace(&mut self, process: Child) -> Child {
+        std::mem::replace(&mut self.process, process)
+    }
     /// The gRPC socket's path.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("tenderd.sock")
@@ -309,20 +361,25 @@ impl ChildDaemon {
         command
     }
 
-    fn spawn(setup: &Setup, dir: &Path) -> std::process::Child {
+    fn spawn(setup: &Setup, dir: &Path) -> Child {
+        Self::serving(setup, dir).spawn().expect("tenderd runs")
+    }
+
+    fn serving(setup: &Setup, dir: &Path) -> Command {
         let millis = |time: Duration| format!("{}ms", time.as_millis());
-        Self::command(dir)
+        let mut command = Self::command(dir);
+        command
             .arg("--arena-path")
             .arg(dir.join("arena"))
             .args(["--arena-size", &setup.arena_bytes.to_string(), "--arena-prefault", "false"])
             .args(["--lease-default", &millis(setup.default_lease), "--lease-max", &millis(setup.max_lease)])
             .args(["--reservation-time", &millis(setup.reservation), "--log-level", "warn"])
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("tenderd runs")
+            .stdout(Stdio::null());
+        command
     }
 
-    async fn wait_until_ready(&self) {
+    /// Waits until it answers a ping and is ready.
+    pub async fn wait_until_ready(&self) {
         let give_up = Instant::now() + START_DEADLINE;
         loop {
             if let Ok(client) = RawClient::connect(&Target::Unix(self.socket())).await
@@ -333,6 +390,18 @@ impl ChildDaemon {
             assert!(Instant::now() < give_up, "tenderd did not become ready");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+}
+
+/// Waits for a child's own end.
+pub async fn ended(child: &mut Child) -> ExitStatus {
+    let give_up = Instant::now() + START_DEADLINE;
+    loop {
+        if let Some(status) = child.try_wait().expect("our own child") {
+            return status;
+        }
+        assert!(Instant::now() < give_up, "tenderd does not end");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -7,6 +7,7 @@
 //! * [`model`]: an engine with paged memory on the real client, which checks every slot attention would read.
 //! * [`mixed`]: an engine of several groups and ranks that does exactly what a test says.
 //! * [`oracle`]: engines of every kind, drawn from a seed, driven through random schedules.
+//! * [`successor`]: one that takes over from a daemon and goes wrong at any step.
 //! * [`proxy`]: a network that breaks on demand.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`conserve`]: nothing lost, nothing leaked.
@@ -23,3 +24,4 @@ pub mod pattern;
 pub mod proxy;
 pub mod raw;
 mod stream;
+pub mod successor;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use tender_proto::shm::Mapping;
 use tender_proto::{ChunkId, ContentDigest, Descriptor, NamespaceDigest, PartIndex, ReservationId};
 
 use super::alloc::{Extent, ExtentPool};
+use super::memory::Memory;
 use super::record::{NamespaceRecord, PartRecord, Record, VersionId};
 use super::records::{Records, Slot};
 use super::shape::Shape;
@@ -18,7 +18,7 @@ use super::shape::Shape;
 /// The catalogue of one open arena.
 #[derive(Debug)]
 pub(crate) struct Catalogue {
-    map: Arc<Mapping>,
+    map: Arc<Memory>,
     shape: Shape,
     records: Arc<Records>,
     descriptors: Arc<ExtentPool>,
@@ -62,7 +62,7 @@ pub(crate) struct OldNamespace {
 
 impl Catalogue {
     pub(super) fn new(
-        map: Arc<Mapping>,
+        map: Arc<Memory>,
         shape: Shape,
         records: Arc<Records>,
         boot: u32,
@@ -102,7 +102,8 @@ impl Catalogue {
     pub(crate) fn add_namespace(&self, descriptor: &Descriptor, epoch: u32) -> Option<NamespaceEntry> {
         let raw = descriptor.encode();
         let Some(extent) = self.descriptors.allocate(raw.len() as u64) else { return self.no_room() };
-        self.map.copy_in(self.shape.descriptors() + extent.offset_bytes(), &raw).ok()?;
+        let at = self.shape.descriptors() + extent.offset_bytes();
+        self.map.writing()?.copy_in(at, &raw).ok()?;
         let digest = descriptor.digest();
         let record =
             NamespaceRecord { digest, epoch, offset_bytes: extent.offset_bytes(), bytes: extent.bytes() };
@@ -132,13 +133,18 @@ impl Catalogue {
         self.records.freeze();
     }
 
+    /// Whether the arena is another process's now: nothing is written down any more.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.map.is_given_away()
+    }
+
     /// Parts and namespaces that are in.
     pub(crate) fn len(&self) -> u64 {
         self.records.len()
     }
 
     fn no_room<T>(&self) -> Option<T> {
-        if !self.unrecorded.swap(true, Ordering::Relaxed) {
+        if !self.is_given_away() && !self.unrecorded.swap(true, Ordering::Relaxed) {
             tracing::warn!("the arena's catalogue is full; what does not fit is not found after a restart");
         }
         None

@@ -50,6 +50,16 @@ pub enum StartError {
         /// Who holds it, as its header says.
         pid: u32,
     },
+    /// Another daemon gave away what is not an arena of this shape. It was not touched.
+    #[error(
+        "the arena {} that was handed over has another shape than this program expects: run tenderd of one version, \
+         or stop the old daemon and start this one without --take-over",
+        place.display()
+    )]
+    NotTheSame {
+        /// The arena's file.
+        place: PathBuf,
+    },
     /// There is a file, and it is not an arena. It was not touched.
     #[error("{} is not an arena of this program and was left untouched: move it away or choose another path", place.display())]
     Foreign {

@@ -1,13 +1,12 @@
 //! The arena's file: opening it exclusively, checking that there is room, and its self-describing header.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, Flock, FlockArg, OFlag, fallocate};
+use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::statvfs::fstatvfs;
 
 use super::cgroup;
@@ -15,7 +14,7 @@ use super::error::StartError;
 use super::shape::Shape;
 
 /// Format of the header and of what follows it. 1 had no records: what it held cannot be found again.
-pub(super) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"TENDERA1";
 const ENCODED: usize = 56;
@@ -94,10 +93,11 @@ pub(super) enum Found {
     Same { boots: u32, used_slots: u32 },
 }
 
-/// An arena's file, held by this process alone: the lock ends with it.
+/// An arena's file, held by this process alone. The lock belongs to the open file, not to the process: it ends when the
+/// last descriptor is closed, and goes along when one is handed to another daemon.
 #[derive(Debug)]
 pub(super) struct Opened {
-    pub(super) file: Flock<File>,
+    pub(super) file: File,
     pub(super) found: Found,
 }
 
@@ -120,9 +120,22 @@ pub(super) fn open(place: &Path, shape: Shape, discard: bool) -> Result<Opened, 
     Ok(Opened { file, found })
 }
 
+/// Takes a file that another daemon gave away, with its lock. It must be an arena of this very shape.
+pub(super) fn adopt(place: &Path, shape: Shape, file: File) -> Result<Opened, StartError> {
+    let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
+    let len = file.metadata().map_err(io("inspect"))?.len();
+    let found = what_is_there(&file, place, shape, len)?;
+    let Found::Same { boots, used_slots } = found else {
+        return Err(StartError::NotTheSame { place: place.to_owned() });
+    };
+    let header = Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots };
+    file.write_all_at(&header.encode(), 0).map_err(io("write the header of"))?;
+    Ok(Opened { file, found })
+}
+
 enum Attempt {
     Locked {
-        file: Flock<File>,
+        file: File,
         made: bool,
     },
     /// A stopping daemon removed the file between our opening and locking it.
@@ -145,14 +158,14 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     if !file.metadata().map_err(io("inspect"))?.is_file() {
         return Err(StartError::Foreign { place: place.to_owned() });
     }
-    let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(file) => file,
-        Err((file, Errno::EWOULDBLOCK)) => {
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
             let pid = Prefix::read(&file).map_or(0, |prefix| prefix.pid);
             return Err(StartError::InUse { place: place.to_owned(), pid });
         }
-        Err((_, error)) => return Err(io("lock")(error.into())),
-    };
+        Err(TryLockError::Error(error)) => return Err(io("lock")(error)),
+    }
     let ours = file.metadata().map_err(io("inspect"))?;
     match fs::symlink_metadata(place) {
         Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => {
@@ -162,7 +175,7 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     }
 }
 
-fn prepare(file: &Flock<File>, place: &Path, shape: Shape, discard: bool) -> Result<Found, StartError> {
+fn prepare(file: &File, place: &Path, shape: Shape, discard: bool) -> Result<Found, StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let metadata = file.metadata().map_err(io("inspect"))?;
     let found = if metadata.len() == 0 {
@@ -257,7 +270,7 @@ mod tests {
         Shape { pool_bytes, record_slots: 64 }
     }
 
-    fn open(place: &Path, pool_bytes: u64) -> Result<Flock<File>, StartError> {
+    fn open(place: &Path, pool_bytes: u64) -> Result<File, StartError> {
         super::open(place, shape(pool_bytes), false).map(|opened| opened.file)
     }
 

@@ -12,6 +12,7 @@ pub(crate) mod catalogue;
 mod cgroup;
 mod error;
 mod file;
+mod memory;
 pub(crate) mod record;
 pub(crate) mod records;
 mod shape;
@@ -23,13 +24,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use nix::fcntl::Flock;
-use tender_proto::shm::{Mapping, OutOfRange};
+use tender_proto::shm::Mapping;
 
 use alloc::{Extent, ExtentPool, MAX_POOL_BYTES};
 use catalogue::{Catalogue, OldNamespace};
 pub use error::StartError;
+pub(crate) use file::FORMAT;
 use file::{Found, Opened};
+use memory::Memory;
+pub(crate) use memory::WriteError;
 use record::{PartRecord, Record};
 use records::{Records, Slot};
 use shape::Shape;
@@ -57,15 +60,24 @@ pub struct ArenaConfig {
     pub discard: bool,
 }
 
+impl ArenaConfig {
+    fn shape(&self) -> Result<Shape, StartError> {
+        if !(MIN_ARENA_BYTES..=MAX_POOL_BYTES).contains(&self.bytes) {
+            return Err(StartError::ImpossibleSize { bytes: self.bytes });
+        }
+        Ok(Shape::of(self.bytes))
+    }
+}
+
 /// An open arena. Dropping it unlocks the file and, unless it is to be kept, removes it.
 #[derive(Debug)]
 pub(crate) struct Arena {
     config: ArenaConfig,
     shape: Shape,
-    map: Arc<Mapping>,
+    map: Arc<Memory>,
     pool: Arc<ExtentPool>,
     catalogue: Arc<Catalogue>,
-    file: Flock<File>,
+    file: File,
 }
 
 /// What an earlier daemon left in an arena, as far as each record can be believed for itself.
@@ -91,12 +103,21 @@ pub(crate) struct OldPart {
 impl Arena {
     /// Opens or makes the file, reserves every byte and maps it. What an earlier daemon left in it comes with it.
     pub(crate) fn open(config: ArenaConfig) -> Result<(Self, Old), StartError> {
-        if !(MIN_ARENA_BYTES..=MAX_POOL_BYTES).contains(&config.bytes) {
-            return Err(StartError::ImpossibleSize { bytes: config.bytes });
-        }
-        let shape = Shape::of(config.bytes);
-        let Opened { file, found } = file::open(&config.place, shape, config.discard)?;
-        let opened = Mapping::read_write(&file).map(Arc::new).and_then(|map| {
+        let shape = config.shape()?;
+        let opened = file::open(&config.place, shape, config.discard)?;
+        Self::map(config, shape, opened)
+    }
+
+    /// The same for a file that another daemon gave away, which is locked for this one already.
+    pub(crate) fn adopt(config: ArenaConfig, file: File) -> Result<(Self, Old), StartError> {
+        let shape = config.shape()?;
+        let opened = file::adopt(&config.place, shape, file)?;
+        Self::map(config, shape, opened)
+    }
+
+    fn map(config: ArenaConfig, shape: Shape, opened: Opened) -> Result<(Self, Old), StartError> {
+        let Opened { file, found } = opened;
+        let opened = Mapping::read_write(&file).map(Memory::new).map(Arc::new).and_then(|map| {
             let no_pools = || io::Error::from(io::ErrorKind::InvalidData);
             Self::take_over(&config, shape, &map, found).ok_or_else(no_pools).map(|parts| (map, parts))
         });
@@ -117,7 +138,7 @@ impl Arena {
     fn take_over(
         config: &ArenaConfig,
         shape: Shape,
-        map: &Arc<Mapping>,
+        map: &Arc<Memory>,
         found: Found,
     ) -> Option<(Arc<Catalogue>, Arc<ExtentPool>, Old)> {
         let (boot, used_slots, discarded) = match found {
@@ -180,6 +201,14 @@ impl Arena {
         OpenOptions::new().read(true).open(path).map(OwnedFd::from)
     }
 
+    /// Gives the file away: when this returns, nothing is written to it any more, whoever is late. The lock goes with
+    /// the descriptor.
+    pub(crate) fn give_away(&self) -> io::Result<File> {
+        let file = self.file.try_clone()?;
+        self.map.give_away();
+        Ok(file)
+    }
+
     /// The bytes of an extent.
     pub(crate) fn bytes<'a>(&'a self, extent: &'a Extent) -> &'a [u8] {
         let len = self.check(extent, 0, extent.bytes());
@@ -188,9 +217,10 @@ impl Arena {
         unsafe { self.map.slice(self.file_offset(extent), len) }.unwrap_or_default()
     }
     /// Copies bytes into an extent; the range must lie inside it.
-    pub(crate) fn write(&self, extent: &mut Extent, at: u64, from: &[u8]) -> Result<(), OutOfRange> {
+    pub(crate) fn write(&self, extent: &mut Extent, at: u64, from: &[u8]) -> Result<(), WriteError> {
         self.check(extent, at, from.len() as u64);
-        self.map.copy_in(self.file_offset(extent) + at, from)
+        let writing = self.map.writing().ok_or(WriteError::GivenAway)?;
+        Ok(writing.copy_in(self.file_offset(extent) + at, from)?)
     }
     /// Copies bytes of another mapping into an extent; the range must lie inside it.
     pub(crate) fn write_from(
@@ -200,9 +230,10 @@ impl Arena {
         from: &Mapping,
         from_bytes: u64,
         len: u64,
-    ) -> Result<(), OutOfRange> {
+    ) -> Result<(), WriteError> {
         let len = self.check(extent, at, len);
-        self.map.copy_from(self.file_offset(extent) + at, from, from_bytes, len)
+        let writing = self.map.writing().ok_or(WriteError::GivenAway)?;
+        Ok(writing.copy_from(self.file_offset(extent) + at, from, from_bytes, len)?)
     }
 
     /// Panics on a range outside the extent or an extent of another arena: both would be memory that
@@ -256,7 +287,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         self.catalogue.freeze();
-        if !self.config.keep {
+        if !self.config.keep && !self.map.is_given_away() {
             file::remove(&self.config.place);
         }
     }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use tender_proto::shm::Mapping;
 
+use super::memory::{Memory, Writing};
 use super::record::{CHECKSUM_BYTES, RECORD_BYTES, Record};
 
 /// The table.
 pub(crate) struct Records {
-    map: Arc<Mapping>,
+    map: Arc<Memory>,
     /// Where the table starts in the file.
     table_bytes: u64,
     /// Where the file says how many slots were ever used.
@@ -41,7 +41,7 @@ pub(crate) struct Slot {
 impl Records {
     /// A table of `capacity` records, `used` of which may have something in them.
     pub(super) fn new(
-        map: Arc<Mapping>,
+        map: Arc<Memory>,
         table_bytes: u64,
         used_at_bytes: u64,
         capacity: u32,
@@ -76,7 +76,7 @@ impl Records {
         (found, damaged)
     }
 
-    /// Takes a slot and writes its record; `None` when the table is full.
+    /// Takes a slot and writes its record; `None` when the table is full or the arena was given away.
     pub(crate) fn write(self: &Arc<Self>, record: &Record) -> Option<Slot> {
         let index = {
             let mut slots = self.slots.lock();
@@ -86,15 +86,15 @@ impl Records {
                     let index = slots.used;
                     slots.used += 1;
                     // Before the record itself, or a start would not read as far.
-                    _ = self.map.copy_in(self.used_at_bytes, &slots.used.to_le_bytes());
+                    let writing = self.map.writing()?;
+                    _ = writing.copy_in(self.used_at_bytes, &slots.used.to_le_bytes());
                     index
                 }
                 None => return None,
             }
         };
         let slot = Slot { records: Arc::clone(self), index, cleared: AtomicBool::new(false) };
-        slot.rewrite(record);
-        Some(slot)
+        slot.rewrite(record).then_some(slot)
     }
 
     /// From now on no record is cleared, whatever is dropped.
@@ -116,7 +116,13 @@ impl Records {
         if self.frozen.load(Ordering::Acquire) {
             return;
         }
-        _ = self.map.copy_in(self.place(index), &[0; CHECKSUM_BYTES]);
+        if let Some(writing) = self.map.writing() {
+            self.clear_now(&writing, index);
+        }
+    }
+
+    fn clear_now(&self, writing: &Writing<'_>, index: u32) {
+        _ = writing.copy_in(self.place(index), &[0; CHECKSUM_BYTES]);
         std::sync::atomic::fence(Ordering::Release);
     }
 }
@@ -127,15 +133,18 @@ impl Slot {
         self.index
     }
 
-    /// Puts another record in its place. A kill meanwhile leaves none.
-    pub(crate) fn rewrite(&self, record: &Record) {
+    /// Puts another record in its place. A kill meanwhile leaves none. False: the arena was given away, and the record
+    /// that was there still is.
+    pub(crate) fn rewrite(&self, record: &Record) -> bool {
         let raw = record.encode();
         let place = self.records.place(self.index);
-        self.records.clear(self.index);
-        _ = self.records.map.copy_in(place + CHECKSUM_BYTES as u64, &raw[CHECKSUM_BYTES..]);
+        // One right to write for all of it: giving the arena away never finds a record half written.
+        let Some(writing) = self.records.map.writing() else { return false };
+        self.records.clear_now(&writing, self.index);
+        _ = writing.copy_in(place + CHECKSUM_BYTES as u64, &raw[CHECKSUM_BYTES..]);
         // The compiler must not move the checksum before the bytes it vouches for; a kill sees stores in order.
         std::sync::atomic::fence(Ordering::Release);
-        _ = self.records.map.copy_in(place, &raw[..CHECKSUM_BYTES]);
+        writing.copy_in(place, &raw[..CHECKSUM_BYTES]).is_ok()
     }
 
     /// Clears the record now, though the slot is held on: what it is about is gone for every later daemon.

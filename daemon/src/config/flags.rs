@@ -71,6 +71,16 @@ pub(super) struct Settings {
     /// Drain and end once no session has been open for this long, counted from the start too.
     #[arg(long, value_name = "TIME", env = "TENDERD_EXIT_WHEN_UNUSED")]
     pub(super) exit_when_unused: Option<Span>,
+    /// Take over from the daemon that holds the arena, if there is one: its sockets and its arena, without a gap. Where
+    /// none runs, start as usual. All places to listen that both have go over with everybody who waits there.
+    #[arg(
+        long,
+        value_name = "true|false",
+        env = "TENDERD_TAKE_OVER",
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub(super) take_over: Option<bool>,
     /// Threads that serve calls.
     #[arg(long, value_name = "N", env = "TENDERD_WORKER_THREADS")]
     pub(super) worker_threads: Option<usize>,
@@ -83,7 +93,7 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) log: LogSettings,
 }
-overlay!(Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, worker_threads } {
+overlay!(Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, take_over, worker_threads } {
     arena, lease, limits, log
 });
 

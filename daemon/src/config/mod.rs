@@ -36,6 +36,7 @@ mod defaults {
     /// Less than a hundredth of a core; 64 GiB take a quarter of an hour.
     pub(super) const SCRUB_RATE: ByteSize = ByteSize::mib(64);
     pub(super) const ARENA_DISCARD: bool = false;
+    pub(super) const TAKE_OVER: bool = false;
     /// Longer than any load of a healthy client, short enough that a lost one's chunks come back soon.
     pub(super) const LEASE_DEFAULT: Span = Span(Duration::from_secs(10));
     pub(super) const LEASE_MAX: Span = Span(Duration::from_secs(60));
@@ -71,6 +72,8 @@ pub struct Config {
     pub drain_grace: Duration,
     /// End after this time without a session.
     pub exit_when_unused: Option<Duration>,
+    /// Take over from a daemon that runs on the same arena.
+    pub take_over: bool,
     /// Stored bytes that are verified again in the background each second; 0 for none.
     pub scrub_bytes_per_second: u64,
     /// Threads that serve calls, at least 1.
@@ -145,7 +148,15 @@ impl Config {
 
     fn check(settings: Settings) -> Result<Self, ConfigError> {
         let Settings {
-            name, listen, socket_mode, admin, drain_grace, exit_when_unused, worker_threads, ..
+            name,
+            listen,
+            socket_mode,
+            admin,
+            drain_grace,
+            exit_when_unused,
+            take_over,
+            worker_threads,
+            ..
         } = settings.clone();
         let name = name.unwrap_or_else(|| defaults::NAME.into());
         if name.is_empty()
@@ -168,6 +179,13 @@ impl Config {
             ));
         }
         let calls = settings.limits.max_calls_per_connection;
+        if take_over == Some(true) && settings.arena.discard == Some(true) {
+            return Err(unusable(
+                "discard-arena",
+                true,
+                "not with --take-over, which keeps what the arena holds",
+            ));
+        }
         let level = settings.log.level.clone().unwrap_or_else(|| defaults::LOG_LEVEL.into());
         if level.parse::<tracing_subscriber::EnvFilter>().is_err() {
             return Err(unusable(
@@ -182,6 +200,7 @@ impl Config {
             admin,
             drain_grace: drain_grace.unwrap_or(defaults::DRAIN_GRACE).0,
             exit_when_unused: exit_when_unused.map(|span| span.0),
+            take_over: take_over.unwrap_or(defaults::TAKE_OVER),
             scrub_bytes_per_second: settings.arena.scrub_rate.unwrap_or(defaults::SCRUB_RATE).as_u64(),
             worker_threads: at_least_one(
                 "worker-threads",
@@ -333,6 +352,7 @@ fn default_text(id: &str) -> Option<String> {
         "admin" => "not answered".into(),
         "drain_grace" => defaults::DRAIN_GRACE.to_string(),
         "exit_when_unused" => "never".into(),
+        "take_over" => defaults::TAKE_OVER.to_string(),
         "worker_threads" => "one for each CPU, at least 2".into(),
         "arena-size" => size(defaults::ARENA_SIZE),
         "arena-path" => default_arena_path("NAME").display().to_string(),

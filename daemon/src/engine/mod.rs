@@ -15,6 +15,7 @@ mod tests;
 mod types;
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -23,14 +24,14 @@ use parking_lot::Mutex;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
 
 use crate::admission::Budget;
-use crate::arena::Arena;
+use crate::arena::{Arena, Old};
 use crate::clock::Clock;
 use crate::counters::ReasonCounts;
 use crate::index::{Index, Place};
 use crate::lease::Leases;
 use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
-use crate::session::{Session, Sessions};
+use crate::session::{Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 pub use read::PartReader;
 pub use restore::Restored;
@@ -80,7 +81,18 @@ impl Engine {
     /// is left behind.
     pub fn new(config: EngineConfig, clock: Arc<dyn Clock>) -> Result<Self, StartError> {
         let begin = clock.now();
-        let (arena, old) = Arena::open(config.arena.clone())?;
+        let opened = Arena::open(config.arena.clone())?;
+        Ok(Self::over(config, clock, begin, opened))
+    }
+
+    /// The same on a file that another daemon gave away with [`Engine::give_away`]: its pages are there already.
+    pub(crate) fn adopt(config: EngineConfig, clock: Arc<dyn Clock>, file: File) -> Result<Self, StartError> {
+        let begin = clock.now();
+        let opened = Arena::adopt(config.arena.clone(), file)?;
+        Ok(Self::over(config, clock, begin, opened))
+    }
+
+    fn over(config: EngineConfig, clock: Arc<dyn Clock>, begin: Instant, (arena, old): (Arena, Old)) -> Self {
         let catalogue = arena.catalogue();
         // A part that could never be admitted is refused for good, not throttled for ever.
         let max_part_bytes = config
@@ -109,7 +121,7 @@ impl Engine {
             clock,
         };
         core.restored = core.restore(old, begin);
-        Ok(Self { core: Arc::new(core) })
+        Self { core: Arc::new(core) }
     }
 
     /// As it was given.
@@ -230,6 +242,27 @@ impl Engine {
         self.core.draining.store(true, Ordering::Release);
     }
 
+    /// The stop was called off: everything is as before [`Engine::begin_drain`].
+    pub(crate) fn end_drain(&self) {
+        self.core.draining.store(false, Ordering::Release);
+    }
+
+    /// Ends every session, opens no other, and gives the arena's file away with its lock. When this returns, nothing is
+    /// promised to anybody any more and nothing is written to the file, whatever calls are still under way: a store
+    /// that was answered is in it, and one that was not is refused with [`Reason::Draining`].
+    pub(crate) fn give_away(&self) -> std::io::Result<File> {
+        self.begin_drain();
+        for session in self.core.sessions.shut() {
+            self.close_session(session);
+        }
+        self.core.arena.give_away()
+    }
+
+    /// Whether the arena is another process's now.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.core.arena.catalogue().is_given_away()
+    }
+
     /// Counts a refusal that a transport made before anything got here.
     pub fn count_refusal(&self, reason: Reason) {
         self.core.refusals.count(reason);
@@ -284,11 +317,7 @@ impl Core {
 
     fn refuse_when_draining(&self) -> Result<(), Refusal> {
         if self.draining.load(Ordering::Acquire) {
-            return Err(Refusal::new(
-                Reason::Draining,
-                "the call",
-                "the daemon is about to stop; go on without it",
-            ));
+            return Err(draining());
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use tender_proto::{
 
 use super::{CommitAsk, Core, Deadline, Engine, ReserveAnswer, ReserveAsk, StoreAnswer, Stored};
 use crate::admission::Permit;
+use crate::arena::WriteError;
 use crate::arena::alloc::{Extent, footprint_bytes};
 use crate::index::{Door, Key, Part, Wanted};
 use crate::namespace::Namespace;
@@ -288,7 +289,7 @@ impl PartWriter {
         }
         self.held.check_alive()?;
         let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
-        core.arena.write(&mut claim.extent, at, bytes).map_err(|_| Reason::Internal)?;
+        core.arena.write(&mut claim.extent, at, bytes).map_err(|error| no_write(error, Reason::Internal))?;
         self.hash(at, bytes.len() as u64)
     }
 
@@ -300,7 +301,7 @@ impl PartWriter {
             let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
             core.arena
                 .write_from(&mut claim.extent, at, staging.map(), from + at, len)
-                .map_err(|_| Reason::StagingRange)?;
+                .map_err(|error| no_write(error, Reason::StagingRange))?;
             self.hash(at, len)?;
         }
         Ok(())
@@ -331,6 +332,14 @@ impl PartWriter {
             return Err(Reason::BadDigest);
         }
         self.held.publish(digest)
+    }
+}
+
+/// Late bytes of a daemon that has given its arena away are its own fault to nobody: the successor is there already.
+fn no_write(error: WriteError, out_of_range: Reason) -> Reason {
+    match error {
+        WriteError::OutOfRange => out_of_range,
+        WriteError::GivenAway => Reason::Draining,
     }
 }
 

@@ -248,6 +248,9 @@ impl Index {
             digest: part.digest,
             extent: &part.extent,
         });
+        if part.record.is_none() && self.catalogue.is_given_away() {
+            return Err(Reason::Draining);
+        }
         *slot = Slot::Done(part, permit);
         if !pending.is_complete() {
             return Ok(false);

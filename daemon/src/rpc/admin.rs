@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status};
 
 use super::{Shared, convert};
 use crate::engine::ResetScope;
+use crate::session::draining;
 
 #[derive(Clone, Debug)]
 pub(crate) struct AdminService(pub(super) Arc<Shared>);
@@ -43,6 +44,10 @@ impl v1::admin_server::Admin for AdminService {
         };
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let answer = self.0.engine.reset(scope);
+        if self.0.engine.is_given_away() {
+            // The successor may not know of it: the caller must ask again.
+            return Err(self.0.refuse_here("reset", draining()));
+        }
         self.0.resets.send_modify(|count| *count += 1);
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,

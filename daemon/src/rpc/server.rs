@@ -1,7 +1,9 @@
 //! The gRPC server: limits on both directions, over Unix sockets and TCP alike.
 
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tender_proto::limits::{
@@ -11,7 +13,8 @@ use tender_proto::v1::admin_server::AdminServer;
 use tender_proto::v1::store_server::StoreServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::sync::watch;
+use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 use tonic::transport::server::{Connected, TcpIncoming};
@@ -22,6 +25,7 @@ use super::admin::AdminService;
 use super::frames::framed;
 use super::service::StoreService;
 use super::typed::typed;
+use crate::shutdown::Phase;
 
 /// Streams of one connection. A client's session is one of them for its whole life, and a process may have many.
 const MAX_STREAMS_PER_CONNECTION: u32 = 8192;
@@ -63,6 +67,7 @@ where
     let admin =
         AdminServer::new(AdminService(Arc::clone(&shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
     let calls = shared.max_calls_per_connection;
+    let phase = shared.phase.clone();
     Server::builder()
         .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES)
@@ -74,8 +79,33 @@ where
         .layer(MapResponseLayer::new(move |response| framed(typed(&shared, response))))
         .add_service(store)
         .add_service(admin)
-        .serve_with_incoming_shutdown(incoming.then(unhurried), stop)
+        .serve_with_incoming_shutdown(Open::while_accepting(incoming.then(unhurried), phase), stop)
         .await
+}
+
+/// Accepts while the daemon does: who connects while it hands over waits in the queue for the next one.
+struct Open<S> {
+    incoming: Pin<Box<S>>,
+    phase: WatchStream<Phase>,
+    accepting: bool,
+}
+
+impl<S: Stream> Open<S> {
+    fn while_accepting(incoming: S, phase: watch::Receiver<Phase>) -> Self {
+        // A watch tells the present phase first.
+        Self { incoming: Box::pin(incoming), phase: WatchStream::new(phase), accepting: false }
+    }
+}
+
+impl<S: Stream> Stream for Open<S> {
+    type Item = S::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<S::Item>> {
+        while let Poll::Ready(Some(phase)) = Pin::new(&mut self.phase).poll_next(context) {
+            self.accepting = phase.accepts();
+        }
+        if self.accepting { self.incoming.as_mut().poll_next(context) } else { Poll::Pending }
+    }
 }
 
 async fn unhurried<C>(accepted: io::Result<C>) -> io::Result<C> {

@@ -91,8 +91,10 @@ impl SessionStream {
     /// What a change of the daemon's phase means for a session; `None` where it means nothing.
     fn on(&mut self, phase: Option<Phase>) -> Option<Poll<Option<<Self as Stream>::Item>>> {
         let grace_ms = match phase {
+            // Nobody can take the word back, so a new session follows.
+            Some(Phase::Serving) if self.warned => return Some(Poll::Ready(None)),
             Some(Phase::Starting | Phase::Serving) => return None,
-            Some(Phase::Draining { grace }) => millis(grace),
+            Some(Phase::Draining { grace } | Phase::HandingOver { grace }) => millis(grace),
             Some(Phase::Stopped) | None => 0,
         };
         if self.warned {
