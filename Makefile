@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 CRATES := --workspace --exclude tender-kv
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-rust soak test-python test-vllm bench clean
+.PHONY: help setup build wheel demo test lint test-kernels test-rust soak test-python test-vllm bench clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -28,7 +28,7 @@ wheel: setup ## Build the Python wheel into dist/ and install it into .venv
 demo: setup build wheel ## Show vLLM getting its KV cache back from tenderd, and check every answer
 	@$(PYTHON) scripts/demo.py
 
-test: lint test-rust test-python test-vllm ## Run every test of the project, Rust and Python
+test: lint test-kernels test-rust test-python test-vllm ## Run every test of the project, Rust and Python
 
 lint: setup ## Formatting, lints, documentation and the direction of dependencies
 	@printf '\n=== Format\n'
@@ -42,6 +42,10 @@ lint: setup ## Formatting, lints, documentation and the direction of dependencie
 	@printf '\n=== Documentation\n'
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps $(CRATES)
 	@scripts/layers.sh
+
+test-kernels: setup ## Compile the CUDA kernels for every architecture; no GPU is needed
+	@printf '\n=== CUDA kernels\n'
+	$(PYTHON) scripts/kernels.py
 
 test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'

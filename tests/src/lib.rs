@@ -8,6 +8,7 @@
 //! * [`mixed`]: an engine of several groups and ranks that does exactly what a test says.
 //! * [`oracle`]: engines of every kind, drawn from a seed, driven through random schedules.
 //! * [`successor`]: one that takes over from a daemon and goes wrong at any step.
+//! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
 //! * [`proxy`]: a network that breaks on demand.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`conserve`]: nothing lost, nothing leaked.
@@ -16,6 +17,7 @@ pub mod attach;
 pub mod conserve;
 pub mod daemon;
 pub mod fixture;
+pub mod kernels;
 pub mod keys;
 pub mod mixed;
 pub mod model;
