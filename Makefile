@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 CRATES := --workspace --exclude tender-kv
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-kernels test-rust soak test-python test-vllm bench clean
+.PHONY: help setup build wheel demo test lint test-kernels test-rust torture soak test-python test-vllm bench clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -60,6 +60,10 @@ else
 	@printf '\n=== Tests of the oracle\n'
 	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
 endif
+
+torture: ## Kill, stop and cut off daemon and clients at random and check what is served (ROUNDS=kills, SEED=n)
+	@printf '\n=== Torture\n'
+	cargo run --locked -p tender-tests --bin tender-torture
 
 soak: ## The oracle over ever new seeds until it is stopped; prints each (FIRST=n begins elsewhere)
 	@printf '\n=== Soak\n'

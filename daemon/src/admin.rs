@@ -1,5 +1,5 @@
-//! `/live`, `/ready` and `/metrics` over HTTP, on a thread and a runtime of their own: however busy the daemon is with
-//! bytes, a probe gets its answer.
+//! `/live`, `/ready`, `/metrics` and `/audit` over HTTP, on a thread and a runtime of their own: however busy the daemon is
+//! with bytes, a probe gets its answer.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,10 +14,10 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::watch;
 
-use crate::engine::Engine;
+use crate::engine::{Audit, Engine};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::shutdown::Phase;
-use crate::task::{Group, Thread, thread};
+use crate::task::{Group, Thread, blocking, thread};
 
 /// Probes and scrapers are few; more than this wait their turn.
 const MAX_CONNECTIONS: usize = 64;
@@ -33,6 +33,8 @@ pub(crate) struct Sources {
     pub(crate) metrics: Arc<Metrics>,
     /// Set once the arena is there.
     pub(crate) engine: Arc<OnceLock<Arc<Engine>>>,
+    /// Held while everything is recounted.
+    pub(crate) auditing: tokio::sync::Mutex<()>,
 }
 
 /// The thread; it ends when the daemon stops.
@@ -71,9 +73,14 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let sources = Arc::clone(&sources);
-                    let answer = service_fn(move |request| {
-                        let response = answer(&sources, &request);
-                        async move { Ok::<_, Infallible>(response) }
+                    let answer = service_fn(move |request: Request<_>| {
+                        let sources = Arc::clone(&sources);
+                        async move {
+                            Ok::<_, Infallible>(match request.uri().path() {
+                                "/audit" => audit(&sources).await,
+                                _ => answer(&sources, &request),
+                            })
+                        }
                     });
                     let mut http = hyper::server::conn::http1::Builder::new();
                     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false);
@@ -99,8 +106,43 @@ fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
             let engine = sources.engine.get().map(Arc::as_ref);
             reply(StatusCode::OK, CONTENT_TYPE, sources.metrics.render(engine))
         }
-        _ => reply(StatusCode::NOT_FOUND, "text/plain", "there are /live, /ready and /metrics\n".into()),
+        _ => reply(
+            StatusCode::NOT_FOUND,
+            "text/plain",
+            "there are /live, /ready, /metrics and /audit\n".into(),
+        ),
     }
+}
+
+/// Recounts everything, off this thread, since it reads every entry. One at a time: more would only hold up the work.
+async fn audit(sources: &Sources) -> Response<Full<Bytes>> {
+    let Some(engine) = sources.engine.get().map(Arc::clone) else {
+        return reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "the arena is not open yet\n".into());
+    };
+    let _turn = sources.auditing.lock().await;
+    match blocking("audit", move || engine.audit()).await {
+        Ok(Ok(audit)) => reply(StatusCode::OK, "text/plain", words(&audit)),
+        Ok(Err(mismatch)) => reply(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", mismatch + "\n"),
+        Err(error) => reply(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", format!("{error}\n")),
+    }
+}
+
+fn words(audit: &Audit) -> String {
+    let numbers = [
+        ("capacity_bytes", audit.capacity_bytes),
+        ("used_bytes", audit.used_bytes),
+        ("free_bytes", audit.free_bytes),
+        ("sessions", audit.sessions),
+        ("leases", audit.leases),
+        ("pins", audit.pins),
+        ("readers", audit.readers),
+        ("reservations", audit.reservations),
+        ("writers", audit.writers),
+        ("ready_chunks", audit.ready_chunks),
+        ("pending_chunks", audit.pending_chunks),
+        ("inflight_bytes", audit.inflight_bytes),
+    ];
+    numbers.iter().map(|(name, number)| format!("{name} {number}\n")).collect()
 }
 
 fn reply(status: StatusCode, content_type: &'static str, text: String) -> Response<Full<Bytes>> {

@@ -113,8 +113,12 @@ impl RunningApp {
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
             let Some(listener) = door.admin_listener().map_err(failed)? else { continue };
-            let sources =
-                Sources { phase: watched.clone(), metrics: Arc::clone(&metrics), engine: Arc::clone(&slot) };
+            let sources = Sources {
+                phase: watched.clone(),
+                metrics: Arc::clone(&metrics),
+                engine: Arc::clone(&slot),
+                auditing: tokio::sync::Mutex::default(),
+            };
             admin = Some(Admin::start(listener, sources).map_err(failed)?);
         }
         // The admin thread is joined when it is dropped, and ends with the phase.

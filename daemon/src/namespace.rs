@@ -10,8 +10,11 @@ use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
 use crate::arena::catalogue::{Catalogue, NamespaceEntry, OldNamespace};
 use crate::counters::ReasonCounts;
 
-/// Epochs count from here, so that 0 can stand for none.
-const FIRST_EPOCH: u32 = 1;
+/// Where a namespace's epochs begin: anywhere but 0, which stands for none. A namespace whose record was lost or that was
+/// forgotten begins anew, and must not come into an epoch that it had before: bytes that were gathered then would get in.
+fn first_epoch() -> u32 {
+    rand::random::<u32>() >> 1 | 1
+}
 
 /// One registered namespace.
 #[derive(Debug)]
@@ -22,7 +25,7 @@ pub(crate) struct Namespace {
     pub(crate) digest: NamespaceDigest,
     /// What the name stands for.
     pub(crate) descriptor: Descriptor,
-    /// Counts resets. What was reserved in an earlier epoch can neither become nor stay READY.
+    /// Raised by each reset. What was reserved in an earlier epoch can neither become nor stay READY.
     epoch: AtomicU32,
     /// Its place in the arena's catalogue, if there was room: without, nothing of it outlives the daemon.
     pub(crate) entry: Option<NamespaceEntry>,
@@ -184,8 +187,9 @@ impl Inner {
                 "let the engines of another model end, reset its namespace, or raise the daemon's limit",
             ));
         }
-        let entry = catalogue.add_namespace(&descriptor, FIRST_EPOCH);
-        Ok(self.insert(descriptor, FIRST_EPOCH, entry))
+        let epoch = first_epoch();
+        let entry = catalogue.add_namespace(&descriptor, epoch);
+        Ok(self.insert(descriptor, epoch, entry))
     }
 
     fn insert(

@@ -268,6 +268,20 @@ async fn case_24_dropped_calls_leave_nothing_behind() {
         .await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_port_recounts_what_is_held() {
+    let daemon = Daemon::start(|_| ()).await;
+    let session = daemon.session().await;
+    session.store_chunk(1).await;
+    session.reserved(2).await;
+    session.lookup(&[1], 60_000, false).await;
+    let (status, text) = daemon.http("/audit").await;
+    assert_eq!(status, 200, "{text}");
+    for line in ["sessions 1", "leases 1", "pins 1", "reservations 1", "ready_chunks 1", "pending_chunks 1"] {
+        assert!(text.lines().any(|there| there == line), "no '{line}' in {text}");
+    }
+}
+
 /// Field report 32: probes are answered while bulk work runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn case_32_probes_answer_under_sixteen_bulk_streams() {

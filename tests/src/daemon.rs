@@ -7,6 +7,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 use tender_client::{Address, ClientConfig, TransportChoice};
 use tender_daemon::app::{HandedOver, RunningApp, Successor};
@@ -22,7 +24,7 @@ use crate::raw::{RawClient, Target};
 pub const SLOT_BLOCK_BYTES: u64 = 16 << 10;
 
 /// Generous: a debug build on a busy machine.
-const START_DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const START_DEADLINE: Duration = Duration::from_secs(20);
 
 /// What tests choose about a daemon; everything else is its default.
 #[derive(Clone, Copy, Debug)]
@@ -299,6 +301,18 @@ impl ChildDaemon {
         self.process.kill().expect("our own child");
         self.process.wait().expect("our own child");
     }
+    /// SIGSTOP: it stands still, and its connections stay open.
+    pub fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+    /// SIGCONT.
+    pub fn go_on(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.process.id()).expect("a process id");
+        kill(Pid::from_raw(pid), signal).expect("our own child");
+    }
     /// The same sockets and arena again.
     pub async fn restart(&mut self) {
         self.process = Self::spawn(&self.setup, self.dir.path());
@@ -306,8 +320,7 @@ impl ChildDaemon {
     }
     /// SIGTERM, and its exit status once it has ended.
     pub async fn terminate(&mut self) -> ExitStatus {
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.pid()).expect("a process id"));
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("our own child");
+        self.signal(Signal::SIGTERM);
         ended(&mut self.process).await
     }
     /// Another one takes over. Returns once the one before has ended, with its exit status.
@@ -366,14 +379,23 @@ impl ChildDaemon {
     }
 
     fn serving(setup: &Setup, dir: &Path) -> Command {
+        let mut command = Self::with_setup(setup, dir);
+        command.args(["--log-level", "warn"]);
+        command
+    }
+
+    /// The program with these settings, its sockets and its arena in `dir`.
+    pub fn with_setup(setup: &Setup, dir: &Path) -> Command {
         let millis = |time: Duration| format!("{}ms", time.as_millis());
         let mut command = Self::command(dir);
         command
             .arg("--arena-path")
             .arg(dir.join("arena"))
-            .args(["--arena-size", &setup.arena_bytes.to_string(), "--arena-prefault", "false"])
+            .args(["--arena-size", &setup.arena_bytes.to_string()])
             .args(["--lease-default", &millis(setup.default_lease), "--lease-max", &millis(setup.max_lease)])
-            .args(["--reservation-time", &millis(setup.reservation), "--log-level", "warn"])
+            // A flag may say otherwise.
+            .env("TENDERD_ARENA_PREFAULT", "false")
+            .args(["--reservation-time", &millis(setup.reservation)])
             .stdout(Stdio::null());
         command
     }

@@ -10,6 +10,7 @@
 //! * [`successor`]: one that takes over from a daemon and goes wrong at any step.
 //! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
 //! * [`proxy`]: a network that breaks on demand.
+//! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`conserve`]: nothing lost, nothing leaked.
 
@@ -27,3 +28,4 @@ pub mod proxy;
 pub mod raw;
 mod stream;
 pub mod successor;
+pub mod torture;

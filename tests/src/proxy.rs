@@ -78,6 +78,10 @@ impl Proxy {
         let at = self.from_daemon.load(Ordering::SeqCst) + bytes;
         self.control.send_modify(|control| control.fuse_bytes = Some(at));
     }
+    /// Forgets what [`Proxy::cut_after`] asked for.
+    pub fn heal(&self) {
+        self.control.send_modify(|control| control.fuse_bytes = None);
+    }
     /// Bytes that came from the daemon so far.
     pub fn daemon_bytes(&self) -> u64 {
         self.from_daemon.load(Ordering::SeqCst)

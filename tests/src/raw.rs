@@ -216,7 +216,8 @@ impl RawSession {
         let answer = self.register_answer(descriptor, namespace, pinned_name).await?;
         Ok(NamespaceDigest::parse(&answer.namespace).expect("32 bytes"))
     }
-    async fn register_answer(
+    /// The same, with the whole answer.
+    pub async fn register_answer(
         &self,
         descriptor: Option<v1::NamespaceDescriptor>,
         namespace: Bytes,

@@ -121,8 +121,7 @@ async fn field_21_a_store_that_was_gathered_before_the_reset_is_refused() {
     let descriptor = fixture::small("field 21 late", SLOT_BLOCK_BYTES);
     let (namespace, full) = (descriptor.digest(), fixture::full(&descriptor));
     let session = daemon.client().await.open_registered(&descriptor).await;
-    let epoch = 1;
-    assert_eq!(session.epoch(&descriptor).await, epoch);
+    let epoch = session.epoch(&descriptor).await;
     let late = |epoch| v1::ReserveRequest {
         session_id: session.id.clone(),
         namespace: namespace.as_bytes().to_vec().into(),

@@ -196,7 +196,7 @@ impl Engine {
         })
     }
 
-    /// How often a namespace was reset, from 1; see [`Engine::reserve_gathered`].
+    /// The namespace's epoch, which each reset raises; see [`Engine::reserve_gathered`].
     pub fn epoch(&self, session: SessionId, namespace: NamespaceDigest) -> Result<u32, Refusal> {
         let core = &self.core;
         core.counted(|| core.bound(session, namespace).map(|(_, namespace)| namespace.epoch()))

@@ -143,16 +143,33 @@ fn what_was_evicted_replaced_or_reset_does_not_come_back() {
 fn epochs_go_on_where_they_were() {
     let old = Bench::with_slots(4);
     let session = old.session();
+    let [before, others] = [a(), b()].map(|namespace| old.engine.epoch(session, namespace).unwrap());
     old.engine.reset(ResetScope::One(a()));
     old.put(session, 1);
     let new = old.killed();
     let session = new.session();
-    assert_eq!((new.engine.epoch(session, a()), new.engine.epoch(session, b())), (Ok(2), Ok(1)));
+    let epochs = [a(), b()].map(|namespace| new.engine.epoch(session, namespace).unwrap());
+    assert_eq!(epochs, [before + 1, others]);
     assert!(new.is_ready(session, 1));
     // Bytes that were gathered before the reset stay refused.
     let (answers, epoch) =
-        new.engine.reserve_gathered(session, a(), Some(1), &[ask(chunk(2), FULL)]).unwrap();
-    assert_eq!((answers[0], epoch), (ReserveAnswer::Refused(Reason::NamespaceReset), 2));
+        new.engine.reserve_gathered(session, a(), Some(before), &[ask(chunk(2), FULL)]).unwrap();
+    assert_eq!((answers[0], epoch), (ReserveAnswer::Refused(Reason::NamespaceReset), before + 1));
+}
+
+/// An arena that is lost, or a namespace whose record is, begins anew; bytes of before a reset stay out all the same.
+#[test]
+fn an_epoch_of_a_namespace_that_was_lost_does_not_come_back() {
+    let old = Bench::with_slots(4);
+    let session = old.session();
+    let before = old.engine.epoch(session, a()).unwrap();
+    old.engine.reset(ResetScope::One(a()));
+    let new = Bench::with_slots(4);
+    let session = new.session();
+    let (answers, epoch) =
+        new.engine.reserve_gathered(session, a(), Some(before), &[ask(chunk(2), FULL)]).unwrap();
+    assert_eq!(answers[0], ReserveAnswer::Refused(Reason::NamespaceReset));
+    assert!(epoch != before && epoch != 0);
 }
 
 #[test]
