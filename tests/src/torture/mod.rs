@@ -3,7 +3,7 @@
 //! compared byte for byte, and everything is recounted.
 //!
 //! [`run`] goes from leg to leg. A leg is a new arena and a new crew: roomy, where nothing may ever be missing, or tight,
-//! where what is missing must have been evicted. Its rounds each end with a check ([`check`]). Clients ([`client`]) write
+//! where what is missing must have been evicted. Its rounds each end with a check (check.rs). Clients ([`client`]) write
 //! what they were told to their standard output ([`journal`]), so that what a killed client knew is known; [`truth`]
 //! holds it against what a daemon serves. Engines ([`engine`]) are the real client under the same conditions.
 //!
