@@ -43,7 +43,7 @@ static_assert(sizeof(Move) == sizeof(u64), "abi.rs writes 1 word");
 // The moves of one page map to or from one stretch of packed bytes.
 struct Job {
     u64 first_tile;       // tiles of the launch that belong to jobs before this one
-    u64 tiles_per_block;
+    u64 tiles_per_block; // of all its blocks together fewer than 2^32
     u64 first_segment;    // in the table of segments
     u32 segments;
     u32 tiles_per_segment; // if all segments have the same; else 0

@@ -39,76 +39,88 @@ __device__ inline u64 strided(const Segment& segment, u32 at) {
     return distance;
 }
 
-// Copies the bytes from `first` to `last` of a box, both multiples of the vector's size. A thread loads IN_FLIGHT
-// vectors before it stores the first.
-template <class V, u32 TEAM, bool GATHER, bool STRIDED, u32 IN_FLIGHT>
-__device__ void copy_vectors(const Box& box, u32 first, u32 last) {
-    constexpr u32 SIZE = sizeof(V);
-    u32 lane = threadIdx.x % TEAM;
+// Copies a stretch that is one on both sides, in whole vectors. A thread loads four before it stores the first.
+template <class V, u32 TEAM>
+__device__ void copy_run(u64 from, u64 to, u32 bytes) {
+    constexpr u32 IN_FLIGHT = 4;
+    constexpr u32 STEP = TEAM * sizeof(V);
 #pragma unroll 1
-    for (u32 at = first + lane * SIZE; at < last; at += IN_FLIGHT * TEAM * SIZE) {
-        u64 page[IN_FLIGHT];
+    for (u32 at = threadIdx.x % TEAM * sizeof(V); at < bytes; at += IN_FLIGHT * STEP) {
+        u64 from_here = from + at;
+        u64 to_here = to + at;
         V value[IN_FLIGHT];
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
-            u32 here = at + i * TEAM * SIZE;
-            if (here < last) {
-                page[i] = box.page + (STRIDED ? strided(*box.segment, here) : here);
-                value[i] = load<V>(GATHER ? page[i] : box.packed + here);
+            if (at + i * STEP < bytes) {
+                value[i] = load<V>(from_here + i * STEP);
             }
         }
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) {
-            u32 here = at + i * TEAM * SIZE;
-            if (here < last) {
-                store<V>(GATHER ? box.packed + here : page[i], value[i]);
+            if (at + i * STEP < bytes) {
+                store<V>(to_here + i * STEP, value[i]);
             }
         }
     }
 }
 
-// One run, or many: the arithmetic of strides takes registers, and with them loads in flight.
+// Copies the bytes from `first` to `last` of a box of many runs, in whole vectors. Two in flight: the arithmetic of
+// strides needs the registers.
 template <class V, u32 TEAM, bool GATHER>
-__device__ void copy_whole(const Box& box, u32 first, u32 last) {
-    if (box.segment->n_dims == 0) {
-        copy_vectors<V, TEAM, GATHER, false, 4>(box, first, last);
-    } else {
-        copy_vectors<V, TEAM, GATHER, true, 2>(box, first, last);
+__device__ void copy_runs(const Box& box, u32 first, u32 last) {
+    constexpr u32 STEP = TEAM * sizeof(V);
+#pragma unroll 1
+    for (u32 at = first + threadIdx.x % TEAM * sizeof(V); at < last; at += 2 * STEP) {
+        bool both = at + STEP < last;
+        u64 packed = box.packed + at;
+        u64 page = box.page + strided(*box.segment, at);
+        u64 other = both ? box.page + strided(*box.segment, at + STEP) : 0;
+        V value = load<V>(GATHER ? page : packed);
+        V next;
+        if (both) {
+            next = load<V>(GATHER ? other : packed + STEP);
+        }
+        store<V>(GATHER ? packed : page, value);
+        if (both) {
+            store<V>(GATHER ? packed + STEP : other, next);
+        }
     }
 }
 
-// Copies the bytes from `first` to `last` of a box: whole vectors, and single bytes where the piece was cut.
+// Runs of this size keep a team busy one after another; smaller ones are better looked up vector by vector.
+enum : u32 { LONG_RUN_BYTES = 2048 };
+
 template <class V, u32 TEAM, bool GATHER>
-__device__ void copy_span(const Box& box, u32 first, u32 last) {
-    constexpr u32 SIZE = sizeof(V);
-    u32 inner_first = (first + SIZE - 1) / SIZE * SIZE;
-    u32 inner_last = last / SIZE * SIZE;
-    if (inner_first > inner_last) {
-        // All of it lies inside one vector.
-        inner_first = inner_last = last;
+__device__ void copy_whole(const Box& box, u32 first, u32 last) {
+    u32 run_bytes = box.segment->run_bytes;
+    if (box.segment->n_dims != 0 && run_bytes < LONG_RUN_BYTES) {
+        copy_runs<V, TEAM, GATHER>(box, first, last);
+        return;
     }
-    copy_whole<V, TEAM, GATHER>(box, inner_first, inner_last);
-    if (first < inner_first) {
-        copy_vectors<u8, TEAM, GATHER, true, 1>(box, first, inner_first);
-    }
-    if (inner_last < last) {
-        copy_vectors<u8, TEAM, GATHER, true, 1>(box, inner_last, last);
+#pragma unroll 1
+    while (first < last) {
+        u32 end = first - first % run_bytes + run_bytes;
+        end = end < last ? end : last;
+        u64 page = box.page + strided(*box.segment, first);
+        u64 packed = box.packed + first;
+        copy_run<V, TEAM>(GATHER ? page : packed, GATHER ? packed : page, end - first);
+        first = end;
     }
 }
 
 template <u32 TEAM, bool GATHER>
 __device__ void copy_tile(const Segment* segments, const Job& job, const Move* moves, u64 tile) {
-    u64 in_job = tile - job.first_tile;
-    // 64-bit division costs as much as moving a vector, and is hardly ever needed.
-    u64 nth = (in_job | job.tiles_per_block) >> 32 ? in_job / job.tiles_per_block
-                                                   : static_cast<u32>(in_job) / static_cast<u32>(job.tiles_per_block);
-    u64 in_block = in_job - nth * job.tiles_per_block;
+    // A job has fewer than 2^32 tiles: 64-bit division would cost as much as moving a vector.
+    u32 in_job = static_cast<u32>(tile - job.first_tile);
+    u32 tiles_per_block = static_cast<u32>(job.tiles_per_block);
+    u32 nth = in_job / tiles_per_block;
+    u32 in_block = in_job - nth * tiles_per_block;
     const Segment* mine = segments + job.first_segment;
-    mine += job.tiles_per_segment && !(in_block >> 32) ? static_cast<u32>(in_block) / job.tiles_per_segment
-                                : find_last<Segment, &Segment::first_tile>(mine, job.segments, in_block);
+    mine += job.tiles_per_segment ? in_block / job.tiles_per_segment
+                                  : find_last<Segment, &Segment::first_tile>(mine, job.segments, in_block);
     Move move = moves[job.first_move + nth];
 
-    // Where the segment lies among the packed bytes, and which of them are there.
+    // Where the segment lies among the packed bytes, and which of its bytes are this tile's and at hand.
     u64 offset = move.slot * job.block_bytes + mine->packed_offset;
     u64 first = (in_block - mine->first_tile) * TILE_BYTES;
     u64 last = first + TILE_BYTES;
@@ -116,18 +128,35 @@ __device__ void copy_tile(const Segment* segments, const Job& job, const Move* m
     if (offset + last <= job.start || offset + first >= job.end) {
         return;
     }
-    first = offset + first < job.start ? job.start - offset : first;
-    last = offset + last > job.end ? job.end - offset : last;
+    u32 from = static_cast<u32>(offset + first < job.start ? job.start - offset : first);
+    u32 to = static_cast<u32>(offset + last > job.end ? job.end - offset : last);
 
     Box box = {mine, mine->base + move.block * mine->block_stride_bytes, job.packed + offset};
-    u32 from = static_cast<u32>(first), to = static_cast<u32>(last);
     u32 vector = static_cast<u32>(job.vector_bytes);
     vector = vector < mine->vector_bytes ? vector : mine->vector_bytes;
+    // Whole vectors, and single bytes where the piece was cut inside of one.
+    u32 whole_from = (from + vector - 1) & ~(vector - 1);
+    u32 whole_to = to & ~(vector - 1);
+    if (whole_from > whole_to) {
+        whole_from = whole_to = to;
+    }
     switch (vector) {
-    case 16: copy_span<uint4, TEAM, GATHER>(box, from, to); break;
-    case 8: copy_span<uint2, TEAM, GATHER>(box, from, to); break;
-    case 4: copy_span<u32, TEAM, GATHER>(box, from, to); break;
-    default: copy_whole<u8, TEAM, GATHER>(box, from, to); break;
+    case 16: copy_whole<uint4, TEAM, GATHER>(box, whole_from, whole_to); break;
+    case 8: copy_whole<uint2, TEAM, GATHER>(box, whole_from, whole_to); break;
+    case 4: copy_whole<u32, TEAM, GATHER>(box, whole_from, whole_to); break;
+    default: copy_whole<u8, TEAM, GATHER>(box, whole_from, whole_to); break;
+    }
+    if (from < whole_from || whole_to < to) {
+        // The threads of the team share head and tail: 15 bytes each at most.
+        u32 head = whole_from - from;
+        u32 bytes = head + (to - whole_to);
+#pragma unroll 1
+        for (u32 i = threadIdx.x % TEAM; i < bytes; i += TEAM) {
+            u32 at = i < head ? from + i : whole_to + (i - head);
+            u64 page = box.page + strided(*mine, at);
+            u64 packed = box.packed + at;
+            store<u8>(GATHER ? packed : page, load<u8>(GATHER ? page : packed));
+        }
     }
 }
 

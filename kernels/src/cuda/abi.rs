@@ -19,6 +19,8 @@ pub const TILE_BYTES: u64 = 4096;
 /// Most bytes of a segment of one block; the encoder cuts larger boxes. Far enough below 2^32 that a kernel's 32-bit
 /// numbers do not wrap.
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 30;
+/// Most tiles of a job, so that a kernel divides 32-bit numbers; the encoder makes several jobs of more.
+pub const MAX_JOB_TILES: u64 = u32::MAX as u64;
 /// Widths of memory accesses, widest first.
 pub const VECTOR_BYTES: [u64; 4] = [16, 8, 4, 1];
 /// Bytes of one leaf of BLAKE3's tree.

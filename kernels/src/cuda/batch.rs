@@ -1,6 +1,6 @@
 //! The copies of one launch.
 
-use super::abi::{JOB_WORDS, MOVE_WORDS, TILE_BYTES, pair, vector_bytes};
+use super::abi::{JOB_WORDS, MAX_JOB_TILES, MOVE_WORDS, TILE_BYTES, pair, vector_bytes};
 use super::segments::{MapIndex, SegmentTable};
 use super::variants::{Launch, Limits, copy_launch};
 use crate::page_map::{MapError, Move};
@@ -76,23 +76,26 @@ impl<'a> Batch<'a> {
             return Ok(());
         }
         let tiles = entry.tiles_per_block.checked_mul(moved.len() as u64).ok_or(MapError::Overflow)?;
-        let next = self.tiles.checked_add(tiles).ok_or(MapError::Overflow)?;
+        self.tiles.checked_add(tiles).ok_or(MapError::Overflow)?;
         // The part's first byte, which may lie before all memory: only its sum with an offset at hand is used.
         let base = address.wrapping_sub(offset_bytes);
-        self.jobs.extend([
-            self.tiles,
-            entry.tiles_per_block,
-            entry.first_segment,
-            pair(entry.segments, entry.tiles_per_segment),
-            first_move as u64,
-            base,
-            block_bytes,
-            offset_bytes,
-            end,
-            vector_bytes([base, block_bytes]),
-        ]);
+        let most = usize::try_from(MAX_JOB_TILES / entry.tiles_per_block).unwrap_or(usize::MAX);
+        for (nth, some) in moved.chunks(most).enumerate() {
+            self.jobs.extend([
+                self.tiles,
+                entry.tiles_per_block,
+                entry.first_segment,
+                pair(entry.segments, entry.tiles_per_segment),
+                (first_move + nth * most) as u64,
+                base,
+                block_bytes,
+                offset_bytes,
+                end,
+                vector_bytes([base, block_bytes]),
+            ]);
+            self.tiles += entry.tiles_per_block * some.len() as u64;
+        }
         self.moves.append(&mut moved);
-        self.tiles = next;
         self.bytes += bytes_moved;
         Ok(())
     }
@@ -181,6 +184,20 @@ mod tests {
         assert_eq!(scatter.jobs(), 1);
         let overflow = scatter.push(MapIndex(1), &moves, at(0, u64::MAX, 1));
         assert_eq!((overflow, scatter.jobs()), (Err(MapError::Overflow), 1));
+    }
+
+    #[test]
+    fn moves_of_huge_blocks_are_several_jobs() {
+        // 1 TiB in each block, in tiles of 4 KiB.
+        let map = PageMap::new(vec![Segment::new(0, 1 << 40, &[], 1 << 40).unwrap()]).unwrap();
+        let table = SegmentTable::new([&map]).unwrap();
+        let mut batch = Batch::new(&table, Direction::Scatter);
+        let moves: Vec<Move> = (0..20).map(|slot| Move { block: slot + 1, slot }).collect();
+        batch.push(MapIndex(0), &moves, at(0, 0, 20 << 40)).unwrap();
+        assert_eq!((batch.jobs(), batch.tiles()), (2, 20 << 28));
+        let words = batch.words();
+        assert_eq!((words[JOB_WORDS], words[JOB_WORDS + 4]), (15 << 28, 15));
+        assert_eq!(words[2 * JOB_WORDS + 19], pair(20, 19));
     }
 
     #[test]

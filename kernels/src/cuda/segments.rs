@@ -1,6 +1,6 @@
 //! Page maps as the kernels read them.
 
-use super::abi::{MAX_SEGMENT_BYTES, SEGMENT_WORDS, TILE_BYTES, pair, vector_bytes};
+use super::abi::{MAX_JOB_TILES, MAX_SEGMENT_BYTES, SEGMENT_WORDS, TILE_BYTES, pair, vector_bytes};
 use crate::page_map::{Dim, MAX_DIMS, MapError, PageMap, Segment};
 
 /// One map of a [`SegmentTable`], in the order in which they were given.
@@ -25,7 +25,7 @@ pub struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// Encodes all maps. Fails for a map that would need more segments than can be counted.
+    /// Encodes all maps. Fails for a map whose blocks have 16 TiB or more.
     pub fn new<'a>(maps: impl IntoIterator<Item = &'a PageMap>) -> Result<Self, MapError> {
         let mut table = Self::default();
         for map in maps {
@@ -59,6 +59,10 @@ impl SegmentTable {
                 tiles += here;
                 uniform = Some(if uniform.is_none_or(|other| other == here) { here } else { 0 });
             });
+        }
+        if tiles > MAX_JOB_TILES {
+            self.words.truncate(first * SEGMENT_WORDS);
+            return Err(MapError::Overflow);
         }
         let segments =
             u32::try_from(self.words.len() / SEGMENT_WORDS - first).map_err(|_| MapError::Overflow)?;
@@ -232,6 +236,13 @@ mod tests {
         assert_eq!(runs_of_words(&table), runs_of_map(&map));
         assert_eq!(table.maps[0].tiles_per_segment, 0);
         assert_eq!(table.maps[0].tiles_per_block, map.block_bytes() / TILE_BYTES);
+    }
+
+    #[test]
+    fn blocks_that_no_device_holds_are_refused() {
+        let map = |bytes| PageMap::new(vec![Segment::new(0, bytes, &[], bytes).unwrap()]).unwrap();
+        assert!(SegmentTable::new([&map((1 << 44) - 4096)]).is_ok());
+        assert_eq!(SegmentTable::new([&map(1 << 44)]), Err(MapError::Overflow));
     }
 
     #[test]

@@ -205,6 +205,17 @@ fn pages() -> Vec<Case> {
                 .collect()
         }));
     }
+    for run in [2047u64, 2048, 2049, 2052, 2056, 5008] {
+        let (page, gap) = (3 * (run + 24), 24);
+        all.push(case(format!("three runs of {run} bytes in each page"), 5, 2 * 5 * page, move |at| {
+            let of = |nth: u64| LayerDesc {
+                page_bytes: page,
+                padding_bytes: 3 * gap,
+                ..layer(nth.to_string(), at, nth * page, 5, 2 * page, &[axis('H', 3, run + gap)], run)
+            };
+            (0..2).map(of).collect()
+        }));
+    }
     // Sizes 16, 32, .. of 100 layers: no two have the same tiles behind them.
     all.push(case("a hundred unequal layers", 4, 4 * 100 * 8192, |at| {
         (0..100)
