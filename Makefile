@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 CRATES := --workspace --exclude tender-kv
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-kernels test-rust torture soak test-python test-vllm bench clean
+.PHONY: help setup build wheel demo test lint test-kernels test-rust torture soak test-python test-vllm bench sanitize clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -35,6 +35,8 @@ lint: setup ## Formatting, lints, documentation and the direction of dependencie
 	cargo fmt --all --check
 	@printf '\n=== Clippy\n'
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked -p tender-tests --features mutants,faults --all-targets -- -D warnings
+	cargo clippy --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib --tests -- -D warnings
 	@printf '\n=== Python and shell\n'
 	.venv/bin/ruff format --check scripts tests/python client/python
 	.venv/bin/ruff check scripts tests/python client/python
@@ -51,14 +53,18 @@ test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'
 ifeq ($(NEXTEST),yes)
 	cargo nextest run --locked $(CRATES) --no-fail-fast
-	@printf '\n=== Tests of the oracle\n'
-	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
+	@printf '\n=== Tests of the oracle, and faults inside the daemon\n'
+	cargo test --locked -p tender-tests --features mutants,faults --test oracle_mutants --test faults
+	@printf '\n=== Models of what threads share\n'
+	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
 	cargo test --locked $(CRATES) --no-fail-fast
-	@printf '\n=== Tests of the oracle\n'
-	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
+	@printf '\n=== Tests of the oracle, and faults inside the daemon\n'
+	cargo test --locked -p tender-tests --features mutants,faults --test oracle_mutants --test faults
+	@printf '\n=== Models of what threads share\n'
+	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 endif
 
 torture: ## Kill, stop and cut off daemon and clients at random and check what is served (ROUNDS=kills, SEED=n)
@@ -84,6 +90,9 @@ test-vllm: build wheel ## vLLM on the CPU, each scenario compared with a run wit
 
 bench: build ## Store, load and lookup against memcpy and a bare TCP stream
 	target/release/tender bench
+
+sanitize: ## The crates with unsafe code under AddressSanitizer (some minutes; not part of `make test`)
+	@scripts/sanitize.sh
 
 clean: ## Remove build outputs; .venv stays (remove it by hand to start over)
 	cargo clean

@@ -32,6 +32,8 @@ section "Layers"
 forbid tender-proto 'tender-.*|pyo3|cudarc' "the contract stands alone"
 forbid tender-kernels 'tender-.*|pyo3|tonic|tokio' "kernels know memory and nothing else"
 forbid tender-daemon 'tender-(client|kernels|kv|tests)|pyo3|cudarc' "the daemon has no engine, no GPU and no Python in it"
+forbid tender-daemon 'fail|loom' "faults and models are for tests; the daemon that ships has neither"
+forbid tender-client 'loom' "models are for tests"
 forbid tender-client 'tender-(daemon|kv|tests)|pyo3' "an engine's process does not carry the daemon"
 forbid_words '\b(tonic|prost)::' "gRPC types stop at daemon/src/rpc; the domain does not name them" \
     daemon/src/{admission,lease,clock}.rs daemon/src/{engine,index,arena}

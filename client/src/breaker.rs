@@ -9,9 +9,8 @@
 
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use crate::config::BreakerConfig;
+use crate::sync::{Mutex, Planted, planted};
 
 /// Where a breaker stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +55,7 @@ impl Breaker {
         let mut inner = self.inner.lock();
         match *inner {
             Inner::Closed { .. } => true,
+            Inner::Open { until, .. } if now >= until && planted(Planted::TrialNotNoted) => true,
             Inner::Open { until, pause } if now >= until => {
                 *inner = Inner::HalfOpen { since: now, pause };
                 true

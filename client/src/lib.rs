@@ -32,6 +32,8 @@ pub mod hash;
 pub mod layout;
 mod lease;
 mod load;
+#[cfg(all(test, feature = "loom"))]
+mod models;
 pub mod plan;
 mod queue;
 mod retry;
@@ -39,6 +41,7 @@ mod runtime;
 mod save;
 mod scheduler;
 mod session;
+mod sync;
 mod transport;
 mod worker;
 

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, Planted, planted};
 
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
@@ -74,7 +74,7 @@ impl<T> Queue<T> {
     /// Waits until nothing is waiting and nothing is in hand; false when it takes longer.
     pub(crate) fn wait_idle(&self, deadline: Instant) -> bool {
         let mut inner = self.inner.lock();
-        while !inner.waiting.is_empty() || inner.in_hand > 0 {
+        while !inner.waiting.is_empty() || inner.in_hand > 0 && !planted(Planted::HandsNotLookedAt) {
             if self.idle.wait_until(&mut inner, deadline).timed_out() {
                 return inner.waiting.is_empty() && inner.in_hand == 0;
             }
@@ -86,7 +86,9 @@ impl<T> Queue<T> {
     pub(crate) fn close(&self) -> Vec<T> {
         let mut inner = self.inner.lock();
         inner.closed = true;
-        self.filled.notify_all();
+        if !planted(Planted::CloseWakesNobody) {
+            self.filled.notify_all();
+        }
         let left = inner.waiting.drain(..).collect();
         if inner.in_hand == 0 {
             self.idle.notify_all();

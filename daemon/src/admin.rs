@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -49,13 +49,20 @@ impl Admin {
     pub(crate) fn start(listener: TcpListener, sources: Sources) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let work = move || {
-            if let Err(error) = runtime.block_on(serve(listener, Arc::new(sources))) {
-                tracing::error!(%error, "the admin server has stopped; probes will fail");
+        let (started, start) = mpsc::channel();
+        // The runtime is made where it is dropped: it must not be dropped by a task of another one.
+        let work = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                _ = started.send(Ok(()));
+                if let Err(error) = runtime.block_on(serve(listener, Arc::new(sources))) {
+                    tracing::error!(%error, "the admin server has stopped; probes will fail");
+                }
             }
+            Err(error) => _ = started.send(Err(error)),
         };
-        Ok(Self { address, _thread: thread("tenderd-admin", work)? })
+        let thread = thread("tenderd-admin", work)?;
+        start.recv().unwrap_or_else(|_| Err(io::Error::other("the thread ended")))?;
+        Ok(Self { address, _thread: thread })
     }
 }
 

@@ -2,9 +2,11 @@
 //! memory cannot be evicted, so each session and all together have a budget.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use tender_proto::Reason;
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Planted, planted};
 
 /// A number of bytes with a limit.
 #[derive(Debug)]
@@ -24,6 +26,11 @@ impl Budget {
     /// Takes bytes; false when they are not there.
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes);
+        if planted(Planted::BudgetInTwoSteps) {
+            let Some(sum) = within(self.used_bytes.load(Ordering::Acquire)) else { return false };
+            self.used_bytes.store(sum, Ordering::Release);
+            return true;
+        }
         self.used_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, within).is_ok()
     }
     /// Gives bytes back.

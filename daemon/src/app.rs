@@ -119,7 +119,10 @@ impl RunningApp {
                 engine: Arc::clone(&slot),
                 auditing: tokio::sync::Mutex::default(),
             };
-            admin = Some(Admin::start(listener, sources).map_err(failed)?);
+            admin = Some(Admin::start(listener, sources).map_err(|source| AppError::System {
+                what: "the thread that answers probes",
+                source,
+            })?);
         }
         // The admin thread is joined when it is dropped, and ends with the phase.
         let stop = |_: &AppError| _ = phase.send_replace(Phase::Stopped);
@@ -238,7 +241,7 @@ impl RunningApp {
         let (engine, phase) = (Arc::clone(&self.engine), self.phase.clone());
         self.helpers.push(spawn("prefault", async move {
             let work = blocking("prefault", move || engine.prefault(&log_progress()));
-            if let Err(error) = work.await {
+            if let Err(error) = work.await.map_err(io::Error::other).and_then(|touched| touched) {
                 tracing::error!(%error, "touching the arena's pages failed; first stores will be slow");
             }
             let ready = phase.send_if_modified(|now| {

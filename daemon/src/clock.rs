@@ -1,6 +1,8 @@
 //! Time as the engine sees it, so that tests decide when a lease or a reservation ends.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -21,6 +23,30 @@ impl Clock for SystemClock {
     }
 }
 
+/// A clock that another one drives, and that never goes back: while the other one is behind, it stands still. Deadlines
+/// lie in the order in which they were set, which one step back would end.
+#[derive(Debug)]
+pub(crate) struct Steady {
+    clock: Arc<dyn Clock>,
+    begin: Instant,
+    latest_nanos: AtomicU64,
+}
+
+impl Steady {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { begin: clock.now(), clock, latest_nanos: AtomicU64::new(0) }
+    }
+}
+
+impl Clock for Steady {
+    fn now(&self) -> Instant {
+        let since = self.clock.now().saturating_duration_since(self.begin);
+        let nanos = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let latest = self.latest_nanos.fetch_max(nanos, Ordering::AcqRel).max(nanos);
+        self.begin + Duration::from_nanos(latest)
+    }
+}
+
 /// A clock that stands still until it is told to move.
 #[derive(Debug)]
 pub struct ManualClock(Mutex<Instant>);
@@ -33,6 +59,10 @@ impl ManualClock {
     /// Moves forward.
     pub fn advance(&self, by: Duration) {
         *self.0.lock() += by;
+    }
+    /// Moves backward, which a clock must not: for tests of who bears it.
+    pub fn go_back(&self, by: Duration) {
+        *self.0.lock() -= by;
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
 use crate::engine::{Engine, Handover};
+use crate::fault::{self, Fault};
 use crate::shutdown::Phase;
 use crate::task::{Group, blocking};
 
@@ -54,7 +55,7 @@ pub(crate) async fn serve(listener: UnixListener, engine: Arc<Engine>, mut phase
             _ = phase.changed() => continue,
             accepted = listener.accept() => accepted,
         };
-        match accepted {
+        match accepted.and_then(|client| fault::check(Fault::Accept).map(|()| client)) {
             Ok((client, _)) => clients.spawn(attend(client, Arc::clone(&engine))),
             Err(error) => {
                 tracing::warn!(%error, "a client of the descriptor socket could not be accepted");
@@ -88,6 +89,7 @@ async fn exchange(client: &UnixStream, engine: Arc<Engine>) -> io::Result<()> {
         }
         Err(reason) => (FdReply::Refused(*reason), Vec::new()),
     };
+    fault::check(Fault::SendDescriptors)?;
     client.async_io(Interest::WRITABLE, || send_with_fds(client.as_fd(), &reply.encode(), &fds)).await
 }
 

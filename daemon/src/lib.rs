@@ -9,18 +9,21 @@
 //! ```
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
-//! (phases and signals), `admin` (probes and metrics over HTTP).
-//! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`.
+//! (phases and signals), `bus_error` (the last words), `admin` (probes and metrics over HTTP).
+//! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
+//! tests break).
 
 pub mod app;
 pub mod arena;
 pub mod clock;
 pub mod config;
 pub mod engine;
+pub mod fault;
 pub mod shutdown;
 
 mod admin;
 mod admission;
+mod bus_error;
 mod counters;
 mod doors;
 mod fds;
@@ -28,6 +31,8 @@ mod ids;
 mod index;
 mod lease;
 mod metrics;
+#[cfg(all(test, feature = "loom"))]
+mod models;
 mod namespace;
 mod recent;
 mod reservation;
@@ -35,6 +40,7 @@ mod rpc;
 mod run;
 mod session;
 mod staging;
+mod sync;
 mod takeover;
 mod task;
 

@@ -1,14 +1,15 @@
 //! The namespaces that sessions have registered, their descriptors, epochs and counters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use hashbrown::HashMap;
-use parking_lot::RwLock;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
 
 use crate::arena::catalogue::{Catalogue, NamespaceEntry, OldNamespace};
 use crate::counters::ReasonCounts;
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// Where a namespace's epochs begin: anywhere but 0, which stands for none. A namespace whose record was lost or that was
 /// forgotten begins anew, and must not come into an epoch that it had before: bytes that were gathered then would get in.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::{HashMap, HashSet};
-use parking_lot::Mutex;
 use tender_proto::{ChunkId, Coverage, PartIndex, Reason, ReservationId, SessionId};
 
 use crate::admission::Permit;
@@ -16,6 +15,7 @@ use crate::ids::IdSource;
 use crate::index::Place;
 use crate::namespace::Namespace;
 use crate::recent::Recent;
+use crate::sync::Mutex;
 
 /// Ended reservations that are remembered, so that a late commit learns why.
 const REMEMBERED_RESERVATIONS: usize = 16_384;

@@ -8,6 +8,7 @@ use bytesize::ByteSize;
 use tracing_subscriber::EnvFilter;
 
 use crate::app::{AppError, HandedOver, RunningApp};
+use crate::bus_error;
 use crate::config::{Config, ConfigError, LogFormat};
 use crate::shutdown::Signals;
 
@@ -51,6 +52,7 @@ fn serve(config: Config) -> Result<(), AppError> {
     runtime.block_on(async {
         let mut signals = Signals::listen().map_err(system("signal handling"))?;
         let arena = config.engine.arena.clone();
+        bus_error::explain(&arena.place).map_err(system("signal handling"))?;
         let mut app = tokio::select! {
             started = RunningApp::start(config) => started?,
             signal = signals.next() => {

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use parking_lot::{Mutex, RwLock};
 use tender_proto::{NamespaceDigest, Reason, Refusal, SessionId};
 
 use crate::admission::Budget;
 use crate::namespace::Namespace;
 use crate::staging::Staging;
+use crate::sync::{Mutex, RwLock};
 
 /// One open session.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use tender_proto::shm::Mapping;
 
 use crate::admission::Budget;
+use crate::fault::{self, Fault};
 
 const NAME: &CStr = c"tender-staging";
 /// Regions are whole pages.
@@ -76,11 +77,14 @@ impl Drop for Staging {
 }
 
 fn map_new(bytes: u64) -> io::Result<(File, Mapping)> {
+    fault::check(Fault::StagingCreate)?;
     let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
     let len = i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    fault::check(Fault::StagingReserve)?;
     fallocate(&file, FallocateFlags::empty(), 0, len)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    fault::check(Fault::StagingMap)?;
     let map = Mapping::read_write(&file)?;
     Ok((file, map))
 }

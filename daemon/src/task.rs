@@ -3,6 +3,8 @@
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tracing::Instrument;
 
+use crate::fault::{self, Fault};
+
 /// A running task, aborted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Task(JoinHandle<()>);
@@ -64,6 +66,7 @@ pub(crate) struct Thread(Option<std::thread::JoinHandle<()>>);
 
 /// Starts a thread.
 pub(crate) fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Thread> {
+    fault::check(Fault::Thread)?;
     std::thread::Builder::new().name(name.into()).spawn(work).map(|handle| Thread(Some(handle)))
 }
 

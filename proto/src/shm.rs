@@ -12,16 +12,15 @@
 )]
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::libc;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use crate::ids::SessionId;
 use crate::reason::Reason;
@@ -76,20 +75,28 @@ impl Mapping {
         Ok(Self { reserved, start: address - first, len, writable })
     }
     /// Makes pages present before somebody waits for them: a first touch costs many times a later one. In a writable
-    /// mapping they become huge pages where the kernel can. Contents do not change. False: the kernel cannot do it.
-    pub fn make_present(&self, offset_bytes: u64, len: usize) -> Result<bool, OutOfRange> {
-        let start = self.address(offset_bytes, len)?;
-        let Some(start) = NonNull::new(start.cast_mut().cast()) else { return Ok(false) };
+    /// mapping they become huge pages where the kernel can. Contents do not change. False: the kernel does not know how
+    /// to. An error: there are no such pages, and whoever touches them gets a bus error.
+    pub fn make_present(&self, offset_bytes: u64, len: usize) -> io::Result<bool> {
+        let start = self
+            .address(offset_bytes, len)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let advise = |advice| {
-            // SAFETY: the range lies in the mapping, and neither advice unmaps it or changes a byte.
-            unsafe { libc::madvise(NonNull::as_ptr(start), len, advice) == 0 }
+            // SAFETY: the range lies in the mapping, and no such advice unmaps it or changes a byte.
+            let failed = unsafe { libc::madvise(start.cast_mut().cast(), len, advice) != 0 };
+            if failed { Err(io::Error::last_os_error()) } else { Ok(true) }
         };
-        if self.writable {
+        let present = if self.writable {
             // Where it fails, small pages do.
-            advise(libc::MADV_COLLAPSE);
-            return Ok(advise(libc::MADV_POPULATE_WRITE));
+            _ = advise(libc::MADV_COLLAPSE);
+            advise(libc::MADV_POPULATE_WRITE)
+        } else {
+            advise(libc::MADV_POPULATE_READ)
+        };
+        match present {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            present => present,
         }
-        Ok(advise(libc::MADV_POPULATE_READ))
     }
     /// Mapped bytes.
     pub fn len(&self) -> usize {
@@ -258,27 +265,71 @@ pub fn send_with_fds(socket: BorrowedFd<'_>, packet: &[u8], fds: &[BorrowedFd<'_
     if sent == packet.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives one packet of at most 64 bytes and the descriptors that came with it.
+/// Descriptors that the kernel lets one packet have (`SCM_MAX_FD`).
+const MAX_FDS: usize = 253;
+
+/// Receives one packet of at most 64 bytes and the descriptors that came with it, however many the other side put there:
+/// those that nobody keeps are closed. Without room for all of them in this process it is an error, and none is left.
 pub fn recv_with_fds(socket: BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     recv_packet(socket, &mut [0; 64])
 }
 
-/// Receives one packet as long as the buffer at most, and up to two descriptors that came with it. What is longer is cut;
-/// an empty packet is the end.
+/// The same for a packet as long as the buffer at most. What is longer is cut; an empty packet is the end.
 pub fn recv_packet(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut control = nix::cmsg_space!([RawFd; 2]);
-    let mut parts = [IoSliceMut::new(buffer)];
-    let message =
-        recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::MSG_CMSG_CLOEXEC)?;
-    let mut fds = Vec::new();
-    for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = control {
-            // SAFETY: the kernel has just made these descriptors for us; nobody else owns them.
-            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
+    // A header of two words, and the descriptors.
+    receive(socket, buffer, &mut [0; 2 + (MAX_FDS * size_of::<RawFd>()).div_ceil(8)])
+}
+
+/// nix shows no descriptors of a message whose control part was cut, though the kernel has made them; they would stay
+/// open for ever.
+fn receive(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    control: &mut [u64],
+) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: numbers and pointers, for which zero is none.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(control));
+    // SAFETY: the message names `buffer` and the memory of `control`, with their sizes, and both outlive the call.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the call has filled it, and it names memory that is still there.
+    let fds = unsafe { owned_fds(&message) };
+    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
-    let received = message.bytes;
     Ok((buffer[..received].to_vec(), fds))
+}
+
+/// Every descriptor of a message, owned.
+///
+/// # Safety
+/// `recvmsg` has filled the message just now, its control part is still there, in whole words, and nobody has taken its
+/// descriptors.
+unsafe fn owned_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut fds = Vec::new();
+    // SAFETY: the kernel wrote the headers and the length of their memory; the macros stay inside of it.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !header.is_null() {
+        // SAFETY: it is not null, so it lies inside, whole, at a multiple of a word.
+        let found = unsafe { header.read() };
+        if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: only the length of a header without data.
+            let before = unsafe { libc::CMSG_LEN(0) } as usize;
+            for index in 0..(found.cmsg_len.saturating_sub(before)) / size_of::<RawFd>() {
+                // SAFETY: the data has so many descriptors, which the kernel has just made for us.
+                fds.push(unsafe {
+                    let data = libc::CMSG_DATA(header).cast::<RawFd>();
+                    OwnedFd::from_raw_fd(data.add(index).read_unaligned())
+                });
+            }
+        }
+        // SAFETY: as for the first one.
+        header = unsafe { libc::CMSG_NXTHDR(message, header) };
+    }
+    fds
 }
 
 #[cfg(test)]
@@ -343,6 +394,33 @@ mod tests {
         let mut seen = [0; 5];
         Mapping::read_only(&file).unwrap().copy_out(100, &mut seen).unwrap();
         assert_eq!(&seen, b"hello");
+    }
+
+    /// Sends the writing end of a pipe `times` times, receives with `receive`, and says whether every copy is closed.
+    fn closed_after(
+        times: usize,
+        receive: impl FnOnce(BorrowedFd<'_>) -> io::Result<(Vec<u8>, Vec<OwnedFd>)>,
+    ) -> (io::Result<usize>, bool) {
+        let (a, b) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let (end, ours) = nix::unistd::pipe().unwrap();
+        send_with_fds(a.as_fd(), b"packet", &vec![ours.as_fd(); times]).unwrap();
+        drop(ours);
+        let received = receive(b.as_fd()).map(|(_, fds)| fds.len());
+        nix::fcntl::fcntl(&end, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK)).unwrap();
+        (received, nix::unistd::read(&end, &mut [0]) == Ok(0))
+    }
+
+    #[test]
+    fn descriptors_that_nobody_keeps_are_closed_however_many_came() {
+        for times in [1, 2, 3, 5, 100, MAX_FDS] {
+            let (received, closed) = closed_after(times, |socket| recv_with_fds(socket));
+            assert_eq!((received.unwrap(), closed), (times, true));
+        }
+        // The same where there is no room for all of them.
+        let (received, closed) = closed_after(5, |socket| receive(socket, &mut [0; 64], &mut [0; 3]));
+        assert_eq!(received.unwrap_err().raw_os_error(), Some(libc::EMFILE));
+        assert!(closed);
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use offset_allocator::{Allocation, Allocator};
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// Bytes of one unit: a page, so that parts never share one.
 pub(crate) const UNIT_BYTES: u64 = 4096;

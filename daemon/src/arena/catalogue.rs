@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use parking_lot::Mutex;
 use tender_proto::{ChunkId, ContentDigest, Descriptor, NamespaceDigest, PartIndex, ReservationId};
 
 use super::alloc::{Extent, ExtentPool};
@@ -14,6 +13,8 @@ use super::memory::Memory;
 use super::record::{NamespaceRecord, PartRecord, Record, VersionId};
 use super::records::{Records, Slot};
 use super::shape::Shape;
+use crate::fault::{self, Fault};
+use crate::sync::Mutex;
 
 /// The catalogue of one open arena.
 #[derive(Debug)]
@@ -103,6 +104,7 @@ impl Catalogue {
         let raw = descriptor.encode();
         let Some(extent) = self.descriptors.allocate(raw.len() as u64) else { return self.no_room() };
         let at = self.shape.descriptors() + extent.offset_bytes();
+        fault::check(Fault::DescriptorWrite).ok()?;
         self.map.writing()?.copy_in(at, &raw).ok()?;
         let digest = descriptor.digest();
         let record =

@@ -12,6 +12,7 @@ use nix::sys::statvfs::fstatvfs;
 use super::cgroup;
 use super::error::StartError;
 use super::shape::Shape;
+use crate::fault::{self, Fault};
 
 /// Format of the header and of what follows it. 1 had no records: what it held cannot be found again.
 pub(crate) const FORMAT: u32 = 2;
@@ -63,24 +64,35 @@ impl Header {
         sum
     }
     /// `None` unless it is a whole header of this format.
-    fn read(file: &File) -> Option<Self> {
-        let mut raw = [0; ENCODED];
-        file.read_exact_at(&mut raw, 0).ok()?;
+    fn read(file: &File) -> io::Result<Option<Self>> {
+        let Some(raw) = read_beginning::<ENCODED>(file)? else { return Ok(None) };
         let word = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let shape = Shape { pool_bytes: long(24), record_slots: word(32) };
         let good = raw[..8] == MAGIC && word(8) == FORMAT && raw[36..40] == Self::checksum(&raw);
-        good.then(|| Self { format: FORMAT, pid: word(12), shape, boots: word(40), used_slots: word(44) })
+        let read = Self { format: FORMAT, pid: word(12), shape, boots: word(40), used_slots: word(44) };
+        Ok(good.then_some(read))
     }
 }
 
 impl Prefix {
     /// `None` for what does not begin like an arena.
-    fn read(file: &File) -> Option<Self> {
-        let mut raw = [0; 16];
-        file.read_exact_at(&mut raw, 0).ok()?;
+    fn read(file: &File) -> io::Result<Option<Self>> {
+        let Some(raw) = read_beginning::<16>(file)? else { return Ok(None) };
         let word = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
-        (raw[..8] == MAGIC).then(|| Self { format: word(8), pid: word(12) })
+        Ok((raw[..8] == MAGIC).then(|| Self { format: word(8), pid: word(12) }))
+    }
+}
+
+/// The first bytes; `None` of a file that has fewer. What cannot be read says nothing about what is there, so that is
+/// an error and not a damaged file.
+fn read_beginning<const N: usize>(file: &File) -> io::Result<Option<[u8; N]>> {
+    fault::check(Fault::ArenaRead)?;
+    let mut raw = [0; N];
+    match file.read_exact_at(&mut raw, 0) {
+        Ok(()) => Ok(Some(raw)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -110,10 +122,10 @@ pub(super) fn open(place: &Path, shape: Shape, discard: bool) -> Result<Opened, 
             Attempt::Raced => {}
         }
     };
-    let found = prepare(&file, place, shape, discard).inspect_err(|error| {
-        // Whatever was there before keeps its bytes, except where it was already cut for reuse.
-        let reused = matches!(error, StartError::Io { doing: "size" | "write the header of", .. });
-        if made || reused {
+    // A file of our own making goes again. Whatever was there before stays, except where it was already cut for reuse.
+    let mut ours = made;
+    let found = prepare(&file, place, shape, discard, &mut ours).inspect_err(|_| {
+        if ours {
             remove(place);
         }
     })?;
@@ -129,7 +141,7 @@ pub(super) fn adopt(place: &Path, shape: Shape, file: File) -> Result<Opened, St
         return Err(StartError::NotTheSame { place: place.to_owned() });
     };
     let header = Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots };
-    file.write_all_at(&header.encode(), 0).map_err(io("write the header of"))?;
+    write_beginning(&file, &header.encode()).map_err(io("write the header of"))?;
     Ok(Opened { file, found })
 }
 
@@ -146,6 +158,7 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+    fault::check(Fault::ArenaOpen).map_err(io("open"))?;
     let (file, made) = match options.clone().create_new(true).open(place) {
         Ok(file) => (file, true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match options.open(place) {
@@ -161,7 +174,7 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            let pid = Prefix::read(&file).map_or(0, |prefix| prefix.pid);
+            let pid = Prefix::read(&file).ok().flatten().map_or(0, |prefix| prefix.pid);
             return Err(StartError::InUse { place: place.to_owned(), pid });
         }
         Err(TryLockError::Error(error)) => return Err(io("lock")(error)),
@@ -175,7 +188,14 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     }
 }
 
-fn prepare(file: &File, place: &Path, shape: Shape, discard: bool) -> Result<Found, StartError> {
+/// `ours` is set once nothing is left of what was there.
+fn prepare(
+    file: &File,
+    place: &Path,
+    shape: Shape,
+    discard: bool,
+    ours: &mut bool,
+) -> Result<Found, StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let metadata = file.metadata().map_err(io("inspect"))?;
     let found = if metadata.len() == 0 {
@@ -192,7 +212,8 @@ fn prepare(file: &File, place: &Path, shape: Shape, discard: bool) -> Result<Fou
     check_room(file, place, file_bytes, metadata.blocks() * 512)?;
     let header = match found {
         Found::New(_) => {
-            file.set_len(0).map_err(io("size"))?;
+            fault::check(Fault::ArenaCut).and_then(|()| file.set_len(0)).map_err(io("empty"))?;
+            *ours = true;
             Header { format: FORMAT, pid: std::process::id(), shape, boots: 1, used_slots: 0 }
         }
         Found::Same { boots, used_slots } => {
@@ -200,24 +221,33 @@ fn prepare(file: &File, place: &Path, shape: Shape, discard: bool) -> Result<Fou
         }
     };
     // The header goes first, so that a file whose daemon died meanwhile is still known as an arena.
-    file.write_all_at(&header.encode(), 0).map_err(io("write the header of"))?;
+    write_beginning(file, &header.encode()).map_err(io("write the header of"))?;
     if matches!(found, Found::New(_)) || metadata.blocks() * 512 < file_bytes {
         // Real pages, not a sparse file: a shortage must show now, not as a bus error at first touch.
-        fallocate(file.as_fd(), FallocateFlags::empty(), 0, len).map_err(|error| io("size")(error.into()))?;
+        fault::check(Fault::ArenaReserve)
+            .and_then(|()| Ok(fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)?))
+            .map_err(io("reserve the pages of"))?;
     }
     Ok(found)
 }
 
+fn write_beginning(file: &File, raw: &[u8]) -> io::Result<()> {
+    fault::check(Fault::ArenaHeader)?;
+    fault::check(Fault::ArenaHeaderShort).inspect_err(|_| _ = file.write_at(&raw[..raw.len() / 2], 0))?;
+    file.write_all_at(raw, 0)
+}
+
 /// Looks at a file that is not empty. What may be somebody else's is an error.
 fn what_is_there(file: &File, place: &Path, shape: Shape, len: u64) -> Result<Found, StartError> {
-    let Some(prefix) = Prefix::read(file) else {
+    let unread = |source| StartError::Io { place: place.to_owned(), doing: "read the header of", source };
+    let Some(prefix) = Prefix::read(file).map_err(unread)? else {
         return Err(StartError::Foreign { place: place.to_owned() });
     };
     if prefix.format > FORMAT {
         let place = place.to_owned();
         return Err(StartError::NewerFormat { place, found: prefix.format, known: FORMAT });
     }
-    Ok(match Header::read(file) {
+    Ok(match Header::read(file).map_err(unread)? {
         _ if prefix.format < FORMAT => Found::New(Some("an older format that does not say what it holds")),
         None => Found::New(Some("a damaged header")),
         Some(header) if header.shape != shape => Found::New(Some("another size")),
@@ -287,8 +317,9 @@ mod tests {
         let file = open(&place, SIZE).unwrap();
         let header = Header::read(&file).unwrap();
         let pid = std::process::id();
-        assert_eq!(header, Header { format: FORMAT, pid, shape: shape(SIZE), boots: 1, used_slots: 0 });
-        assert_eq!(Prefix::read(&file), Some(Prefix { format: FORMAT, pid }));
+        let written = Header { format: FORMAT, pid, shape: shape(SIZE), boots: 1, used_slots: 0 };
+        assert_eq!(header, Some(written));
+        assert_eq!(Prefix::read(&file).unwrap(), Some(Prefix { format: FORMAT, pid }));
         let (metadata, file_bytes) = (file.metadata().unwrap(), shape(SIZE).file_bytes());
         assert_eq!((metadata.len(), metadata.mode() & 0o777), (file_bytes, 0o600));
         assert!(metadata.blocks() * 512 >= file_bytes, "the file is sparse");
@@ -384,6 +415,6 @@ mod tests {
         fs::write(&place, Header { format: FORMAT + 1, ..header() }.encode()).unwrap();
         let opened = super::open(&place, shape(SIZE), true).unwrap();
         assert_eq!(opened.found, Found::New(Some("the operator said so")));
-        assert_eq!(Header::read(&opened.file).unwrap().boots, 1);
+        assert_eq!(Header::read(&opened.file).unwrap().unwrap().boots, 1);
     }
 }

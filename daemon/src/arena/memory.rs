@@ -4,8 +4,11 @@
 //! what belongs to somebody else by then. So every write asks here, and giving away waits for those that were admitted.
 #![allow(unsafe_code, reason = "hands on the mapping's slices; whoever asks vouches that nobody writes")]
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use std::io;
+
 use tender_proto::shm::{Mapping, OutOfRange};
+
+use crate::sync::{Planted, RwLock, RwLockReadGuard, killed, planted};
 
 /// The mapping and the right to write to it.
 #[derive(Debug)]
@@ -44,7 +47,7 @@ impl Memory {
     /// Begins to write; `None` once the arena was given away.
     pub(crate) fn writing(&self) -> Option<Writing<'_>> {
         let given_away = self.given_away.read();
-        (!*given_away).then_some(Writing { map: &self.map, _not_given: given_away })
+        (!*given_away || planted(Planted::RightNotAsked)).then_some(Writing { map: &self.map, _not_given: given_away })
     }
     /// Waits for what is being written now; from then on nothing is.
     pub(crate) fn give_away(&self) {
@@ -58,8 +61,8 @@ impl Memory {
     pub(crate) fn copy_out(&self, offset_bytes: u64, to: &mut [u8]) -> Result<(), OutOfRange> {
         self.map.copy_out(offset_bytes, to)
     }
-    /// Makes pages present; false where the kernel cannot.
-    pub(crate) fn make_present(&self, offset_bytes: u64, len: usize) -> Result<bool, OutOfRange> {
+    /// Makes pages present; false where the kernel does not know how to.
+    pub(crate) fn make_present(&self, offset_bytes: u64, len: usize) -> io::Result<bool> {
         self.map.make_present(offset_bytes, len)
     }
     /// The range as a slice.
@@ -75,7 +78,7 @@ impl Memory {
 impl Writing<'_> {
     /// Copies bytes in.
     pub(crate) fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), OutOfRange> {
-        self.map.copy_in(offset_bytes, from)
+        if killed() { Ok(()) } else { self.map.copy_in(offset_bytes, from) }
     }
     /// Copies bytes of another mapping in.
     pub(crate) fn copy_from(
@@ -85,7 +88,7 @@ impl Writing<'_> {
         from_bytes: u64,
         len: usize,
     ) -> Result<(), OutOfRange> {
-        self.map.copy_from(offset_bytes, from, from_bytes, len)
+        if killed() { Ok(()) } else { self.map.copy_from(offset_bytes, from, from_bytes, len) }
     }
 }
 

@@ -23,9 +23,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::Builder;
 
 use tender_proto::shm::Mapping;
 
+use crate::fault::{self, Fault};
 use alloc::{Extent, ExtentPool, MAX_POOL_BYTES};
 use catalogue::{Catalogue, OldNamespace};
 pub use error::StartError;
@@ -117,7 +119,8 @@ impl Arena {
 
     fn map(config: ArenaConfig, shape: Shape, opened: Opened) -> Result<(Self, Old), StartError> {
         let Opened { file, found } = opened;
-        let opened = Mapping::read_write(&file).map(Memory::new).map(Arc::new).and_then(|map| {
+        let mapped = fault::check(Fault::ArenaMap).and_then(|()| Mapping::read_write(&file));
+        let opened = mapped.map(Memory::new).map(Arc::new).and_then(|map| {
             let no_pools = || io::Error::from(io::ErrorKind::InvalidData);
             Self::take_over(&config, shape, &map, found).ok_or_else(no_pools).map(|parts| (map, parts))
         });
@@ -197,6 +200,7 @@ impl Arena {
     /// The file for a client: it cannot write through it, and it holds no lock.
     pub(crate) fn read_only_fd(&self) -> io::Result<OwnedFd> {
         // Not by its path: that may have been removed or replaced meanwhile.
+        fault::check(Fault::ArenaDescriptor)?;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         OpenOptions::new().read(true).open(path).map(OwnedFd::from)
     }
@@ -236,6 +240,14 @@ impl Arena {
         Ok(writing.copy_from(self.file_offset(extent) + at, from, from_bytes, len)?)
     }
 
+    /// Bytes of the file as they are now, whoever has them.
+    #[cfg(all(test, feature = "loom"))]
+    pub(crate) fn peek(&self, file_offset: u64, bytes: u64) -> Vec<u8> {
+        let mut seen = vec![0; usize::try_from(bytes).unwrap()];
+        self.map.copy_out(file_offset, &mut seen).unwrap();
+        seen
+    }
+
     /// Panics on a range outside the extent or an extent of another arena: both would be memory that
     /// somebody else may be using.
     fn check(&self, extent: &Extent, at: u64, len: u64) -> usize {
@@ -247,7 +259,12 @@ impl Arena {
 
     /// Makes every page present, with several threads, until `stop` says so. Contents are not changed, so
     /// chunks may be stored meanwhile. `progress` is told bytes done and bytes in all, from any thread.
-    pub(crate) fn prefault(&self, progress: &(dyn Fn(u64, u64) + Sync), stop: &(dyn Fn() -> bool + Sync)) {
+    /// Ends early, too, with what the system says when it cannot.
+    pub(crate) fn prefault(
+        &self,
+        progress: &(dyn Fn(u64, u64) + Sync),
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> io::Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_PREFAULT_THREADS));
         let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let work = || {
@@ -255,32 +272,36 @@ impl Arena {
                 let at = next.fetch_add(PREFAULT_PIECE_BYTES, Ordering::Relaxed);
                 let total = self.file_bytes();
                 if at >= total {
-                    return;
+                    break;
                 }
                 let len = PREFAULT_PIECE_BYTES.min(total - at);
-                self.populate(at, len);
+                self.populate(at, len)?;
                 progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
             }
+            Ok(())
         };
         std::thread::scope(|scope| {
-            for _ in 1..threads {
-                scope.spawn(work);
-            }
-            work();
-        });
+            let helper =
+                || fault::check(Fault::Thread).and_then(|()| Builder::new().spawn_scoped(scope, work));
+            // Where there is no thread to be had, those that there are do it.
+            let helpers: Vec<_> = (1..threads).map_while(|_| helper().ok()).collect();
+            let own = work();
+            let panicked = |_| Err(io::Error::other("a thread panicked"));
+            helpers.into_iter().map(|helper| helper.join().unwrap_or_else(panicked)).fold(own, Result::and)
+        })
     }
 
-    fn populate(&self, at: u64, len: u64) {
-        let Ok(pages) = usize::try_from(len) else { return };
-        if !self.map.make_present(at, pages).unwrap_or(false) {
+    fn populate(&self, at: u64, len: u64) -> io::Result<()> {
+        fault::check(Fault::ArenaPopulate)?;
+        let pages = usize::try_from(len).unwrap_or(usize::MAX);
+        if !self.map.make_present(at, pages)? {
             // Kernels before 5.14: reading a byte of each reserved page makes it present too.
             let mut byte = [0];
             for page in (at..at + len).step_by(4096) {
-                if self.map.copy_out(page, &mut byte).is_err() {
-                    return;
-                }
+                self.map.copy_out(page, &mut byte).map_err(io::Error::other)?;
             }
         }
+        Ok(())
     }
 }
 
@@ -309,7 +330,7 @@ mod tests {
         let mut b = arena.pool().allocate(5000).unwrap();
         arena.write(&mut a, 0, &[1; 5000]).unwrap();
         arena.write(&mut b, 0, &[2; 5000]).unwrap();
-        arena.prefault(&|_, _| (), &|| false);
+        arena.prefault(&|_, _| (), &|| false).unwrap();
         assert!(arena.bytes(&a).iter().all(|&byte| byte == 1) && arena.bytes(&a).len() == 5000);
         assert!(arena.bytes(&b).iter().all(|&byte| byte == 2));
     }
@@ -357,9 +378,9 @@ mod tests {
             assert!(done <= total);
             most.fetch_max(done, Ordering::Relaxed);
         };
-        arena.prefault(&progress, &|| true);
+        arena.prefault(&progress, &|| true).unwrap();
         assert_eq!(most.load(Ordering::Relaxed), 0);
-        arena.prefault(&progress, &|| false);
+        arena.prefault(&progress, &|| false).unwrap();
         assert_eq!(most.load(Ordering::Relaxed), arena.file_bytes());
     }
 

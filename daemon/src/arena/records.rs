@@ -6,12 +6,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 
 use super::memory::{Memory, Writing};
 use super::record::{CHECKSUM_BYTES, RECORD_BYTES, Record};
+use crate::fault::{self, Fault};
+use crate::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::sync::{Mutex, Planted, planted};
 
 /// The table.
 pub(crate) struct Records {
@@ -78,16 +79,19 @@ impl Records {
 
     /// Takes a slot and writes its record; `None` when the table is full or the arena was given away.
     pub(crate) fn write(self: &Arc<Self>, record: &Record) -> Option<Slot> {
+        if fault::hit(Fault::RecordWrite) {
+            return None;
+        }
         let index = {
             let mut slots = self.slots.lock();
             match slots.free.pop() {
                 Some(index) => index,
                 None if slots.used < slots.capacity => {
+                    let writing = self.map.writing()?;
                     let index = slots.used;
                     slots.used += 1;
                     // Before the record itself, or a start would not read as far.
-                    let writing = self.map.writing()?;
-                    _ = writing.copy_in(self.used_at_bytes, &slots.used.to_le_bytes());
+                    writing.copy_in(self.used_at_bytes, &slots.used.to_le_bytes()).ok()?;
                     index
                 }
                 None => return None,
@@ -123,7 +127,7 @@ impl Records {
 
     fn clear_now(&self, writing: &Writing<'_>, index: u32) {
         _ = writing.copy_in(self.place(index), &[0; CHECKSUM_BYTES]);
-        std::sync::atomic::fence(Ordering::Release);
+        fence(Ordering::Release);
     }
 }
 
@@ -138,18 +142,21 @@ impl Slot {
     pub(crate) fn rewrite(&self, record: &Record) -> bool {
         let raw = record.encode();
         let place = self.records.place(self.index);
+        let raw = record.encode();
+        let place = self.records.place(self.index);
         // One right to write for all of it: giving the arena away never finds a record half written.
         let Some(writing) = self.records.map.writing() else { return false };
         self.records.clear_now(&writing, self.index);
         _ = writing.copy_in(place + CHECKSUM_BYTES as u64, &raw[CHECKSUM_BYTES..]);
         // The compiler must not move the checksum before the bytes it vouches for; a kill sees stores in order.
-        std::sync::atomic::fence(Ordering::Release);
-        writing.copy_in(place, &raw[..CHECKSUM_BYTES]).is_ok()
+        fence(Ordering::Release);
+        let sum = if fault::hit(Fault::RecordTorn) { CHECKSUM_BYTES / 2 } else { CHECKSUM_BYTES };
+        writing.copy_in(place, &raw[..sum]).is_ok()
     }
 
     /// Clears the record now, though the slot is held on: what it is about is gone for every later daemon.
     pub(crate) fn clear(&self) {
-        if !self.cleared.swap(true, Ordering::AcqRel) {
+        if !self.cleared.swap(true, Ordering::AcqRel) && !planted(Planted::RecordNotCleared) {
             self.records.clear(self.index);
         }
     }

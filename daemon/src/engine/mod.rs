@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use parking_lot::Mutex;
+use nix::errno::Errno;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
 
 use crate::admission::Budget;
 use crate::arena::{Arena, Old};
-use crate::clock::Clock;
+use crate::clock::{Clock, Steady};
 use crate::counters::ReasonCounts;
 use crate::index::{Index, Place};
 use crate::lease::Leases;
@@ -33,6 +33,7 @@ use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
 use crate::session::{Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
+use crate::sync::{Mutex, Planted, planted};
 pub use read::PartReader;
 pub use restore::Restored;
 pub use store::PartWriter;
@@ -80,6 +81,7 @@ impl Engine {
     /// second for each gigabyte: call it off the async threads, after binding sockets. On failure no file
     /// is left behind.
     pub fn new(config: EngineConfig, clock: Arc<dyn Clock>) -> Result<Self, StartError> {
+        let clock = Arc::new(Steady::new(clock));
         let begin = clock.now();
         let opened = Arena::open(config.arena.clone())?;
         Ok(Self::over(config, clock, begin, opened))
@@ -87,6 +89,7 @@ impl Engine {
 
     /// The same on a file that another daemon gave away with [`Engine::give_away`]: its pages are there already.
     pub(crate) fn adopt(config: EngineConfig, clock: Arc<dyn Clock>, file: File) -> Result<Self, StartError> {
+        let clock = Arc::new(Steady::new(clock));
         let begin = clock.now();
         let opened = Arena::adopt(config.arena.clone(), file)?;
         Ok(Self::over(config, clock, begin, opened))
@@ -144,11 +147,12 @@ impl Engine {
 
     /// Makes every page of the arena present, with several threads, unless it is configured not to. It may
     /// run while chunks are stored and read, and ends early when the engine drains. `progress` is told the
-    /// bytes done and the bytes in all, from any of the threads.
-    pub fn prefault(&self, progress: &(dyn Fn(u64, u64) + Sync)) {
-        if self.core.config.arena.prefault {
-            self.core.arena.prefault(progress, &|| self.core.draining.load(Ordering::Relaxed));
+    /// bytes done and the bytes in all, from any of the threads. It may fail, and then first uses are slow.
+    pub fn prefault(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> std::io::Result<()> {
+        if !self.core.config.arena.prefault {
+            return Ok(());
         }
+        self.core.arena.prefault(progress, &|| self.core.draining.load(Ordering::Relaxed))
     }
 
     /// Opens a session. Refused: too many of them, or the daemon is about to stop.
@@ -217,11 +221,12 @@ impl Engine {
             ResetScope::One(digest) => core.namespaces.get(digest).into_iter().collect(),
             ResetScope::All => core.namespaces.list().into_iter().map(|(namespace, _)| namespace).collect(),
         };
+        let early = planted(Planted::SweptBeforeTheEpoch).then(|| core.index.drop_stale());
         // From here on nothing of the old epoch is found or published; what is left is to free it.
         forgotten.iter().for_each(|namespace| {
             namespace.begin_epoch();
         });
-        let dropped = core.index.drop_stale();
+        let dropped = early.unwrap_or_else(|| core.index.drop_stale());
         core.reservations.end(&dropped.fenced, Reason::NamespaceReset);
         let answer = ResetAnswer {
             dropped_chunks: dropped.ready_chunks,
@@ -363,7 +368,11 @@ impl Core {
         }
         let broken = |error: std::io::Error| {
             tracing::error!(session = %session.id, %error, "no descriptors for a session");
-            Reason::Internal
+            match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::ENOSPC | Errno::ENOMEM) => Reason::NoSpace,
+                Some(Errno::EMFILE | Errno::ENFILE) => Reason::TooMany,
+                _ => Reason::Internal,
+            }
         };
         let staging = match (bytes, session.staging()) {
             (0, _) => None,

@@ -9,6 +9,7 @@ use tender_proto::{
 };
 
 use super::{ChunkAnswer, Core, Engine, LeaseAsk, LeaseEnd, LeaseGrant, LookupAnswer, PartPlace};
+use crate::fault::{self, Fault};
 use crate::index::{Found, Key, Part, Pin};
 use crate::lease::LeaseWish;
 use crate::namespace::Namespace;
@@ -123,6 +124,7 @@ impl Core {
         part: PartIndex,
     ) -> Result<PartReader, Reason> {
         self.sessions.get(session).map_err(|refusal| refusal.reason)?;
+        fault::check(Fault::PartOpen).map_err(|_| Reason::Internal)?;
         let (pin, deadline) = self.leases.pin(session, lease, chunk_index, self.clock.now())?;
         if pin.version().part(part).is_none() {
             return Err(Reason::PartOutOfRange);
@@ -205,5 +207,14 @@ impl Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         self.0.readers.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+impl Engine {
+    /// The bytes of a located part as they are now, whatever the lease says: as a client of this host sees them.
+    pub(crate) fn peek(&self, answer: &ChunkAnswer) -> Vec<u8> {
+        let ChunkAnswer::Ready { parts, .. } = answer else { return Vec::new() };
+        self.core.arena.peek(parts[0].offset_bytes, parts[0].bytes)
     }
 }

@@ -11,6 +11,7 @@ use super::{CommitAsk, Core, Deadline, Engine, ReserveAnswer, ReserveAsk, StoreA
 use crate::admission::Permit;
 use crate::arena::WriteError;
 use crate::arena::alloc::{Extent, footprint_bytes};
+use crate::fault::{self, Fault};
 use crate::index::{Door, Key, Part, Wanted};
 use crate::namespace::Namespace;
 use crate::reservation::Claim;
@@ -185,7 +186,9 @@ impl Core {
     fn allocate(&self, bytes: u64) -> Option<Extent> {
         let pool = self.arena.pool();
         loop {
-            if let Some(extent) = pool.allocate(bytes) {
+            if !fault::hit(Fault::Allocate)
+                && let Some(extent) = pool.allocate(bytes)
+            {
                 return Some(extent);
             }
             let free = pool.capacity_bytes() - pool.used_bytes();
@@ -289,6 +292,7 @@ impl PartWriter {
         }
         self.held.check_alive()?;
         let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
+        fault::check(Fault::PartWrite).map_err(|_| Reason::Internal)?;
         core.arena.write(&mut claim.extent, at, bytes).map_err(|error| no_write(error, Reason::Internal))?;
         self.hash(at, bytes.len() as u64)
     }
@@ -299,6 +303,7 @@ impl PartWriter {
             let at = self.written_bytes;
             let len = COPY_PIECE_BYTES.min(self.bytes() - at);
             let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
+            fault::check(Fault::PartWrite).map_err(|_| Reason::Internal)?;
             core.arena
                 .write_from(&mut claim.extent, at, staging.map(), from + at, len)
                 .map_err(|error| no_write(error, Reason::StagingRange))?;

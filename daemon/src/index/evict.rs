@@ -4,10 +4,9 @@
 //! Each shard lists exactly its evictable entries, oldest last: a pinned entry leaves the list and comes back
 //! with its last pin, so finding a victim never skips over anything. Uses are numbered across all shards.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::slab::Slab;
 use super::{SHARDS, ShardIndex};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// No entry.
 pub(super) const NONE: u32 = u32::MAX;

@@ -18,14 +18,13 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::DefaultHashBuilder;
-use parking_lot::{Mutex, MutexGuard};
 use tender_proto::{ChunkId, Coverage, PartIndex, Reason, ReservationId};
 
 use crate::admission::Permit;
 use crate::arena::catalogue::{Catalogue, PartEntry};
 use crate::engine::Already;
 use crate::namespace::Namespace;
+use crate::sync::{Mutex, MutexGuard, Planted, planted};
 pub(crate) use audit::{IndexAudit, recorded};
 use entry::Entry;
 use evict::Recency;
@@ -37,7 +36,13 @@ use version::{Pending, Slot};
 pub(crate) use walk::Walk;
 
 /// Enough that a dozen threads rarely meet, few enough that finding the oldest entry reads them all.
-const SHARDS: usize = 16;
+const SHARDS: usize = if cfg!(feature = "loom") { 2 } else { 16 };
+
+#[cfg(not(feature = "loom"))]
+type Hashes = hashbrown::DefaultHashBuilder;
+/// A model does the same each time.
+#[cfg(feature = "loom")]
+type Hashes = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 /// One of the [`SHARDS`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -104,7 +109,7 @@ pub(crate) struct Dropped {
 pub(crate) struct Index {
     shards: [Mutex<Shard>; SHARDS],
     recency: Recency,
-    hasher: DefaultHashBuilder,
+    hasher: Hashes,
     catalogue: Arc<Catalogue>,
 }
 
@@ -113,7 +118,7 @@ impl Index {
         Arc::new(Self {
             shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
             recency: Recency::new(),
-            hasher: DefaultHashBuilder::default(),
+            hasher: Hashes::default(),
             catalogue,
         })
     }
@@ -230,7 +235,14 @@ impl Index {
         let current = pending.epoch == entry.namespace.epoch();
         let in_time = now < pending.deadline;
         let (epoch, first, coverage) = (pending.epoch, pending.first, pending.coverage);
-        let slot = pending.held_by(part_index, id).ok_or(Reason::Superseded)?;
+        let holder = match pending.slots.get(usize::from(part_index.0)) {
+            Some(Slot::Held(holder)) if planted(Planted::HolderNotLookedAt) => {
+                pending.begin_filling();
+                *holder
+            }
+            _ => id,
+        };
+        let slot = pending.held_by(part_index, holder).ok_or(Reason::Superseded)?;
         if !current {
             return Err(Reason::NamespaceReset);
         }
@@ -327,6 +339,10 @@ impl Index {
             let mut shard = self.lock(shard_index);
             // Somebody may have used or evicted it since; then look again.
             let Some(slot) = shard.lru.oldest() else { continue };
+            if planted(Planted::VictimNotLookedAtAgain) {
+                drop(shard);
+                shard = self.lock(shard_index);
+            }
             let Some(entry) = shard.slab.get(slot) else { return false };
             let (hash, namespace) = (self.hash(entry.key()), Arc::clone(&entry.namespace));
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);

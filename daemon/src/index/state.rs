@@ -1,6 +1,6 @@
 //! The life of a version (rule 7), as one table of legal moves.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use crate::sync::atomic::{AtomicU8, Ordering};
 
 /// Where a version is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,6 +13,7 @@ use tonic::Status;
 
 use super::{Shared, convert};
 use crate::engine::{Engine, PartReader};
+use crate::fault::{self, Fault};
 use crate::metrics::{Metrics, Path};
 use crate::task::Task;
 
@@ -93,6 +94,9 @@ impl GetStream {
             Open::Nothing | Open::Expired => None,
         };
         let Some(reader) = reader else { return Some(Err(self.cut())) };
+        if fault::hit(Fault::PartRead) {
+            return Some(Err(self.broken()));
+        }
         let total = reader.as_ref().as_ref().len();
         let end = total.min(self.sent + self.max_frame_bytes);
         let mut frame = v1::GetFrame {
@@ -121,6 +125,15 @@ impl GetStream {
         self.items.clear();
         let advice = "do not use what came; read faster, or ask for a longer lease";
         Refusal::new(Reason::LeaseExpired, "a stream of parts", advice).to_status()
+    }
+
+    /// The part cannot be read on: the end of the stream.
+    fn broken(&mut self) -> Status {
+        self.engine.count_refusal(Reason::Internal);
+        self.items.clear();
+        *self.open.lock() = Open::Nothing;
+        Refusal::new(Reason::Internal, "a stream of parts", "do not use what came; compute it instead")
+            .to_status()
     }
 
     fn open_part(&mut self, chunk: usize, part: PartIndex) -> Result<(), Reason> {

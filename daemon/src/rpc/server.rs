@@ -25,6 +25,7 @@ use super::admin::AdminService;
 use super::frames::framed;
 use super::service::StoreService;
 use super::typed::typed;
+use crate::fault::{self, Fault};
 use crate::shutdown::Phase;
 
 /// Streams of one connection. A client's session is one of them for its whole life, and a process may have many.
@@ -109,6 +110,7 @@ impl<S: Stream> Stream for Open<S> {
 }
 
 async fn unhurried<C>(accepted: io::Result<C>) -> io::Result<C> {
+    let accepted = accepted.and_then(|client| fault::check(Fault::Accept).map(|()| client));
     if let Err(error) = &accepted {
         tracing::warn!(%error, "a connection could not be accepted");
         tokio::time::sleep(ACCEPT_PAUSE).await;

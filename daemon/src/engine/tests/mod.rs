@@ -2,6 +2,7 @@
 //! recount must agree and nothing may be left over once all sessions have ended.
 
 mod cases;
+mod clock;
 mod leases;
 mod model;
 mod requests;
