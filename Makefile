@@ -91,8 +91,9 @@ test-vllm: build wheel ## vLLM on the CPU, each scenario compared with a run wit
 bench: build ## Store, load and lookup against memcpy and a bare TCP stream
 	target/release/tender bench
 
-sanitize: ## The crates with unsafe code under AddressSanitizer (some minutes; not part of `make test`)
-	@scripts/sanitize.sh
+sanitize: ## Crates with unsafe code under AddressSanitizer, the engine under ThreadSanitizer (minutes; not in `make test`)
+	@scripts/sanitize.sh address
+	@scripts/sanitize.sh thread
 
 clean: ## Remove build outputs; .venv stays (remove it by hand to start over)
 	cargo clean

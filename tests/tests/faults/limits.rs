@@ -79,9 +79,12 @@ async fn out_of_descriptors_the_daemon_serves_who_is_in_and_lets_others_in_later
     let session = RawClient::connect(&target).await.unwrap().open_registered(&descriptor).await;
     // More connections than it has descriptors; the rest waits in the kernel's queue.
     let crowd: Vec<_> = (0..100).map(|_| UnixStream::connect(dir.path().join("t.sock")).unwrap()).collect();
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap().count();
-    assert!(open >= 40, "{open} of 48 descriptors are in use");
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", daemon.0.id())).unwrap().count();
+    let give_up = Instant::now() + PATIENCE;
+    while open() < 48 {
+        assert!(Instant::now() < give_up, "{} of 48 descriptors are in use", open());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let full = fixture::full(&descriptor);
     session.must_store(&descriptor, fixture::chunk(1), fixture::PART, full).await;
     assert!(session.read(descriptor.digest(), fixture::chunk(1), fixture::PART).await.is_some());
