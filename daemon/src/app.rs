@@ -119,10 +119,10 @@ impl RunningApp {
                 engine: Arc::clone(&slot),
                 auditing: tokio::sync::Mutex::default(),
             };
-            admin = Some(Admin::start(listener, sources).map_err(|source| AppError::System {
-                what: "the thread that answers probes",
-                source,
-            })?);
+            admin = Some(
+                Admin::start(listener, sources)
+                    .map_err(|source| AppError::System { what: "the thread that answers probes", source })?,
+            );
         }
         // The admin thread is joined when it is dropped, and ends with the phase.
         let stop = |_: &AppError| _ = phase.send_replace(Phase::Stopped);

@@ -115,9 +115,10 @@ pub(crate) const fn planted(_: Planted) -> bool {
     false
 }
 
-/// Whether the model's daemon was killed: whatever it would store from then on is not in the arena's file.
+/// Asked before each store into the arena's file: whether the model's daemon was killed, and does not make it.
 #[cfg(feature = "loom")]
 pub(crate) fn killed() -> bool {
+    kill::STORES.fetch_add(1, atomic::Ordering::SeqCst);
     kill::DEAD.load(atomic::Ordering::SeqCst)
 }
 #[cfg(not(feature = "loom"))]
@@ -127,10 +128,12 @@ pub(crate) const fn killed() -> bool {
 
 #[cfg(feature = "loom")]
 pub(crate) mod kill {
-    use super::atomic::AtomicBool;
+    use super::atomic::{AtomicBool, AtomicU64};
 
     loom::lazy_static! {
         /// One for each run of a model.
         pub(crate) static ref DEAD: AtomicBool = AtomicBool::new(false);
+        /// loom does not see the file; by this it knows which thread's looks at it meet which stores.
+        pub(crate) static ref STORES: AtomicU64 = AtomicU64::new(0);
     }
 }

@@ -47,7 +47,8 @@ impl Memory {
     /// Begins to write; `None` once the arena was given away.
     pub(crate) fn writing(&self) -> Option<Writing<'_>> {
         let given_away = self.given_away.read();
-        (!*given_away || planted(Planted::RightNotAsked)).then_some(Writing { map: &self.map, _not_given: given_away })
+        (!*given_away || planted(Planted::RightNotAsked))
+            .then_some(Writing { map: &self.map, _not_given: given_away })
     }
     /// Waits for what is being written now; from then on nothing is.
     pub(crate) fn give_away(&self) {

@@ -7,7 +7,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-
 use super::memory::{Memory, Writing};
 use super::record::{CHECKSUM_BYTES, RECORD_BYTES, Record};
 use crate::fault::{self, Fault};
@@ -140,8 +139,6 @@ impl Slot {
     /// Puts another record in its place. A kill meanwhile leaves none. False: the arena was given away, and the record
     /// that was there still is.
     pub(crate) fn rewrite(&self, record: &Record) -> bool {
-        let raw = record.encode();
-        let place = self.records.place(self.index);
         let raw = record.encode();
         let place = self.records.place(self.index);
         // One right to write for all of it: giving the arena away never finds a record half written.

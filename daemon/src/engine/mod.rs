@@ -17,7 +17,7 @@ mod types;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -33,6 +33,7 @@ use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
 use crate::session::{Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
+use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
 pub use read::PartReader;
 pub use restore::Restored;

@@ -8,7 +8,8 @@ use loom::thread;
 use tender_proto::Reason;
 
 use super::{Bench, Verdict, holds_but_not_with};
-use crate::sync::Planted;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Planted, kill};
 
 fn a_store_and_a_hand_over(verdict: &Verdict) {
     let bench = Bench::new();
@@ -32,6 +33,7 @@ fn a_store_and_a_hand_over(verdict: &Verdict) {
 }
 
 fn digest(file: &File) -> blake3::Hash {
+    kill::STORES.load(Ordering::SeqCst);
     let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
     file.read_exact_at(&mut bytes, 0).unwrap();
     blake3::hash(&bytes)

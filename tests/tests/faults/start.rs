@@ -127,13 +127,13 @@ async fn a_daemon_that_cannot_start_leaves_no_socket_no_file_and_no_thread() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_that_cannot_be_touched_and_threads_that_do_not_start_only_cost_time() {
     let faults = Faults::begin();
-    let dir = tempfile::tempdir().unwrap();
-    let mut config = config(dir.path());
-    config.admin = None;
-    config.engine.arena.prefault = true;
     for (fault, errno) in [(Fault::Thread, EAGAIN), (Fault::ArenaPopulate, EIO)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(dir.path());
+        config.admin = None;
+        config.engine.arena.prefault = true;
         faults.always(fault, errno);
-        let app = RunningApp::start(config.clone()).await.unwrap();
+        let app = RunningApp::start(config).await.unwrap();
         app.phase().wait_for(|phase| phase.is_ready()).await.unwrap();
         assert!(fault != Fault::ArenaPopulate || faults.happened(fault) > 0);
         faults.never(fault);
