@@ -38,7 +38,12 @@ impl Session {
     }
     /// A namespace that this session has registered.
     pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Result<Arc<Namespace>, Refusal> {
-        self.state.lock().bound.get(&digest).cloned().ok_or_else(|| {
+        let state = self.state.lock();
+        // It had namespaces, and its end took them away.
+        if state.ended {
+            return Err(unknown(self.id));
+        }
+        state.bound.get(&digest).cloned().ok_or_else(|| {
             Refusal::new(
                 Reason::UnknownNamespace,
                 format!("the namespace {digest}"),

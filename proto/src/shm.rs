@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn descriptors_that_nobody_keeps_are_closed_however_many_came() {
         for times in [1, 2, 3, 5, 100, MAX_FDS] {
-            let (received, closed) = closed_after(times, |socket| recv_with_fds(socket));
+            let (received, closed) = closed_after(times, recv_with_fds);
             assert_eq!((received.unwrap(), closed), (times, true));
         }
         // The same where there is no room for all of them.
