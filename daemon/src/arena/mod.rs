@@ -116,10 +116,10 @@ impl Arena {
     }
 
     fn map(config: ArenaConfig, shape: Shape, opened: Opened) -> Result<(Self, Old), StartError> {
-        let Opened { file, found } = opened;
+        let Opened { file, boot, found } = opened;
         let opened = Mapping::read_write(&file).map(Memory::new).map(Arc::new).and_then(|map| {
             let no_pools = || io::Error::from(io::ErrorKind::InvalidData);
-            Self::take_over(&config, shape, &map, found).ok_or_else(no_pools).map(|parts| (map, parts))
+            Self::take_over(&config, shape, &map, found, boot).ok_or_else(no_pools).map(|parts| (map, parts))
         });
         match opened {
             Ok((map, (catalogue, pool, old))) => {
@@ -140,10 +140,11 @@ impl Arena {
         shape: Shape,
         map: &Arc<Memory>,
         found: Found,
+        boot: u32,
     ) -> Option<(Arc<Catalogue>, Arc<ExtentPool>, Old)> {
-        let (boot, used_slots, discarded) = match found {
-            Found::New(why) => (1, 0, why),
-            Found::Same { boots, used_slots } => (boots, used_slots, None),
+        let (used_slots, discarded) = match found {
+            Found::New(why) => (0, why),
+            Found::Same { used_slots, .. } => (used_slots, None),
         };
         let records = Records::new(
             Arc::clone(map),

@@ -99,18 +99,23 @@ impl Engine {
         core.begin_write(session, reservation).inspect_err(|&reason| core.refusals.count(reason))
     }
 
-    /// Gives reservations back. Those that are over, being written, or another session's stay as they are.
-    pub fn abort(&self, session: SessionId, reservations: &[u64]) -> Result<(), Refusal> {
+    /// Gives reservations back. Those that are over, being written, or another session's stay as they are; each is told
+    /// why.
+    pub fn abort(&self, session: SessionId, reservations: &[u64]) -> Result<Vec<Option<Reason>>, Refusal> {
         let core = &self.core;
         core.counted(|| {
             let session = core.sessions.get(session)?;
-            for &raw in reservations {
-                match core.reservations.abort(session.id, raw) {
-                    Ok((id, claim)) => core.index.unhold(claim.place, claim.part, id),
-                    Err(reason) => core.refusals.count(reason),
+            let one = |&raw: &u64| match core.reservations.abort(session.id, raw) {
+                Ok((id, claim)) => {
+                    core.index.unhold(claim.place, claim.part, id);
+                    None
                 }
-            }
-            Ok(())
+                Err(reason) => {
+                    core.refusals.count(reason);
+                    Some(reason)
+                }
+            };
+            Ok(reservations.iter().map(one).collect())
         })
     }
 }

@@ -173,6 +173,24 @@ fn an_epoch_of_a_namespace_that_was_lost_does_not_come_back() {
 }
 
 #[test]
+fn a_namespace_that_comes_back_has_no_epoch_that_it_had() {
+    // Room for four namespaces: `a` and `b` are in use by turns, the others push them out.
+    let bench = Bench::with_slots(4);
+    let session = bench.session();
+    let first = bench.engine.epoch(session, a()).unwrap();
+    bench.engine.reset(ResetScope::One(a()));
+    bench.engine.close_session(session);
+    let other = bench.engine.open_session("test", 1).unwrap();
+    for name in ["c", "d", "e", "f"] {
+        let d = descriptor(name);
+        bench.engine.register(other, d.clone(), d.digest(), None).unwrap();
+    }
+    bench.engine.close_session(other);
+    let session = bench.session();
+    assert!(![first, first + 1].contains(&bench.engine.epoch(session, a()).unwrap()));
+}
+
+#[test]
 fn nothing_of_a_session_outlives_a_daemon() {
     let old = Bench::with_slots(4);
     let session = old.session();
