@@ -210,6 +210,11 @@ impl Arena {
         Ok(file)
     }
 
+    /// Whether that has happened. Asked after something was read, it says whether another process may have changed it.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.map.is_given_away()
+    }
+
     /// The bytes of an extent.
     pub(crate) fn bytes<'a>(&'a self, extent: &'a Extent) -> &'a [u8] {
         let len = self.check(extent, 0, extent.bytes());

@@ -260,7 +260,7 @@ impl Engine {
 
     /// Whether the arena is another process's now.
     pub(crate) fn is_given_away(&self) -> bool {
-        self.core.arena.catalogue().is_given_away()
+        self.core.arena.is_given_away()
     }
 
     /// Counts a refusal that a transport made before anything got here.

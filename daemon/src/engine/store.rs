@@ -332,6 +332,9 @@ impl PartWriter {
             return Err(Reason::BadCoverage);
         }
         if ContentDigest::from(self.hasher.finalize()) != digest {
+            if self.held.core.arena.is_given_away() {
+                return Err(Reason::Draining);
+            }
             let (namespace, chunk, part) = (claim.namespace.digest, claim.chunk, claim.part);
             tracing::warn!(%namespace, %chunk, %part, "bytes do not match their digest and were not stored");
             return Err(Reason::BadDigest);

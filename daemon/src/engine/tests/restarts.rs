@@ -191,6 +191,39 @@ fn a_namespace_that_comes_back_has_no_epoch_that_it_had() {
 }
 
 #[test]
+fn a_daemon_that_gave_its_arena_away_changes_nothing_in_it() {
+    let old = Bench::with_slots(4);
+    let session = old.session();
+    old.put(session, 1);
+    let id = old.reserved(session, ask(chunk(2), FULL));
+    let bytes = bytes_of(chunk(2), 0, FULL);
+    let mut late = old.engine.begin_write(session, id.get()).unwrap();
+    late.write(0, &bytes[..10]).unwrap();
+    let lease = old.lease(session, &[chunk(1)]);
+    let reader = old.engine.read(session, lease, 0, PartIndex(0)).unwrap();
+
+    let file = old.engine.give_away().unwrap();
+    let place = old.engine.config().arena.place.clone();
+    let given = fs::read(&place).unwrap();
+    assert!(late.write(10, &bytes[10..]).is_err());
+    assert!(late.finish(ContentDigest::of(&bytes), FULL).outcome.is_err());
+    assert_eq!(old.engine.release(session, &[lease]).unwrap_err().reason, Reason::UnknownSession);
+    assert_eq!(old.engine.open_session("late", 1).unwrap_err().reason, Reason::Draining);
+    old.engine.reset(ResetScope::All);
+    old.engine.scrub(1 << 20);
+    old.pass(Duration::from_secs(3600));
+    drop(reader);
+    assert!(fs::read(&place).unwrap() == given, "the file has changed");
+
+    let config = old.engine.config().clone();
+    let next = Engine::adopt(config, Arc::new(ManualClock::new()), file).unwrap();
+    assert_eq!(next.restored().chunks, 1);
+    drop(old);
+    assert!(place.exists(), "the file is the next one's to remove");
+    next.audit().unwrap();
+}
+
+#[test]
 fn nothing_of_a_session_outlives_a_daemon() {
     let old = Bench::with_slots(4);
     let session = old.session();
