@@ -95,14 +95,19 @@ impl RunningApp {
         match taken {
             Some(taken) => Self::succeed(config, taken).await,
             None => {
-                let mut doors = Vec::new();
-                for place in Place::all_of(&config) {
-                    let opened = Door::open(place.clone(), config.socket_mode).await;
-                    doors.push(opened.map_err(|source| AppError::Bind { place: place.to_string(), source })?);
-                }
-                Self::begin(config, doors.into(), None).await
+                let doors = Self::open_all(&config).await?;
+                Self::begin(config, doors, None).await
             }
         }
+    }
+
+    async fn open_all(config: &Config) -> Result<Arc<[Door]>, AppError> {
+        let mut doors = Vec::new();
+        for place in Place::all_of(config) {
+            let opened = Door::open(place.clone(), config.socket_mode).await;
+            doors.push(opened.map_err(|source| AppError::Bind { place: place.to_string(), source })?);
+        }
+        Ok(doors.into())
     }
 
     /// Serves at these doors. With an arena that another daemon had until now, at once; else while its pages are touched.
@@ -290,10 +295,13 @@ impl RunningApp {
     /// Stops in order: not ready, nothing new, what runs may end within the grace time, then all connections close.
     pub async fn shutdown(mut self) {
         let grace = self.config.drain_grace;
+        // A successor that comes now begins when this daemon has ended.
+        self.entrance = None;
         self.phase.send_replace(Phase::Draining { grace });
         self.engine.begin_drain();
         self.idle_within(grace).await;
         self.close().await;
+        self.doors.iter().for_each(Door::remove_files);
     }
 
     /// Waits until nobody holds a lease or a reservation, but not for longer than this.

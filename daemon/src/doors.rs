@@ -121,6 +121,11 @@ impl Door {
         Ok(Self { place, sockets, files })
     }
 
+    /// The same sockets once more; the files are the other one's.
+    pub(crate) fn duplicate(&self) -> io::Result<Self> {
+        let descriptors = self.descriptors().into_iter().map(|fd| fd.try_clone_to_owned());
+        Self::inherit(self.place.clone(), descriptors.collect::<io::Result<_>>()?)
+    }
     /// From now on the files are this daemon's to remove.
     pub(crate) fn own_files(&self) {
         self.files.iter().for_each(SocketFile::own);
@@ -128,6 +133,11 @@ impl Door {
     /// From now on the files are somebody else's.
     pub(crate) fn leave_files(&self) {
         self.files.iter().for_each(SocketFile::leave);
+    }
+    /// Removes the files that are this daemon's, before it lets go of the arena: whoever gets that then finds the places
+    /// free.
+    pub(crate) fn remove_files(&self) {
+        self.files.iter().for_each(SocketFile::remove);
     }
     /// Whether clients that connect to the place still get here.
     pub(crate) fn is_reachable(&self) -> bool {
@@ -210,6 +220,11 @@ impl SocketFile {
     fn leave(&self) {
         self.own.store(false, Ordering::Relaxed);
     }
+    fn remove(&self) {
+        if self.own.swap(false, Ordering::Relaxed) && self.is_there() {
+            _ = std::fs::remove_file(&self.path);
+        }
+    }
     fn is_there(&self) -> bool {
         inode(&self.path).is_ok_and(|there| there == self.inode)
     }
@@ -217,9 +232,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if *self.own.get_mut() && self.is_there() {
-            _ = std::fs::remove_file(&self.path);
-        }
+        self.remove();
     }
 }
 

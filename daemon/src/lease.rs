@@ -47,7 +47,7 @@ struct Inner {
 }
 
 impl Leases {
-    pub(crate) fn new(max_per_session: usize) -> Self {
+    pub(crate) fn new(max_per_session: usize, boot: u32) -> Self {
         let inner = Inner {
             by_id: HashMap::new(),
             by_session: HashMap::new(),
@@ -56,7 +56,7 @@ impl Leases {
             expired_count: 0,
             pins: 0,
         };
-        Self { max_per_session, ids: IdSource::default(), inner: Mutex::new(inner) }
+        Self { max_per_session, ids: IdSource::new(boot), inner: Mutex::new(inner) }
     }
 
     /// Leases may be granted to this session from now on.

@@ -81,14 +81,14 @@ pub(crate) struct ReservationAudit {
 }
 
 impl Reservations {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(boot: u32) -> Self {
         let inner = Inner {
             by_id: HashMap::new(),
             by_session: HashMap::new(),
             ended: Recent::new(REMEMBERED_RESERVATIONS),
             expired_count: 0,
         };
-        Self { ids: IdSource::default(), inner: Mutex::new(inner) }
+        Self { ids: IdSource::new(boot), inner: Mutex::new(inner) }
     }
 
     /// An id for the next reservation.
@@ -128,11 +128,10 @@ impl Reservations {
     ) -> Result<(ReservationId, Claim), Reason> {
         let id = ReservationId::new(raw).ok_or(Reason::UnknownReservation)?;
         let mut inner = self.inner.lock();
-        let Inner { by_id, ended, .. } = &mut *inner;
-        let Some(reservation) = by_id.get_mut(&id) else {
-            let why = ended.get(&id).filter(|(owner, _)| *owner == session);
-            return Err(why.map_or(Reason::UnknownReservation, |(_, reason)| *reason));
-        };
+        if !inner.by_id.contains_key(&id) {
+            return Err(inner.why_over(id, session));
+        }
+        let Some(reservation) = inner.by_id.get_mut(&id) else { return Err(Reason::UnknownReservation) };
         if reservation.session != session {
             return Err(Reason::NotOwner);
         }
@@ -175,7 +174,7 @@ impl Reservations {
         let id = ReservationId::new(raw).ok_or(Reason::UnknownReservation)?;
         let mut inner = self.inner.lock();
         match inner.by_id.get(&id) {
-            None => return Err(Reason::UnknownReservation),
+            None => return Err(inner.why_over(id, session)),
             Some(reservation) if reservation.session != session => return Err(Reason::NotOwner),
             // Its writer gives it up, or publishes it.
             Some(Reservation { stage: Stage::Writing { .. }, .. }) => return Err(Reason::UnknownReservation),
@@ -229,6 +228,12 @@ impl Reservations {
 }
 
 impl Inner {
+    /// Why a reservation is not there, for the session that had it.
+    fn why_over(&self, id: ReservationId, session: SessionId) -> Reason {
+        let why = self.ended.get(&id).filter(|(owner, _)| *owner == session);
+        why.map_or(Reason::UnknownReservation, |(_, reason)| *reason)
+    }
+
     /// The claim of a waiting reservation; one that is being written is marked.
     fn end(&mut self, id: ReservationId, reason: Reason) -> Option<Claim> {
         let reservation = self.by_id.get_mut(&id)?;

@@ -171,7 +171,12 @@ impl Daemon {
     }
     /// Stops it as SIGTERM would.
     pub async fn stop(self) {
+        drop(self.stop_in_place().await);
+    }
+    /// The same, with its folder left for another one.
+    pub async fn stop_in_place(self) -> TempDir {
         self.app.shutdown().await;
+        self.dir
     }
     /// Its life, for tests that play a part in it.
     pub fn app(&self) -> &RunningApp {
@@ -186,10 +191,13 @@ impl Daemon {
             HandedOver::Kept(app) => Some(Self::of(*app, setup, dir)),
         }
     }
+    /// What a daemon is told that takes over from this one.
+    pub fn successor_config(&self) -> Config {
+        Config { take_over: true, ..self.setup.config(self.dir.path()) }
+    }
     /// Another daemon takes over, as `tenderd --take-over` would.
     pub async fn take_over(self) -> Self {
-        let config = Config { take_over: true, ..self.setup.config(self.dir.path()) };
-        let next = tokio::spawn(RunningApp::start(config));
+        let next = tokio::spawn(RunningApp::start(self.successor_config()));
         let Self { app, setup, dir, .. } = self;
         let successor = app.successor().await;
         match app.hand_over(successor).await.expect("no trouble of its own") {

@@ -296,11 +296,12 @@ impl RawSession {
         let request = v1::CommitRequest { session_id: self.id.clone(), items };
         Ok(within(self.client.store.clone().commit(request)).await?.into_inner().outcomes)
     }
-    /// Gives reservations back.
-    pub async fn abort(&self, reservation_ids: &[u64]) -> Result<(), Status> {
+    /// Gives reservations back, and says for each why it could not be.
+    pub async fn abort(&self, reservation_ids: &[u64]) -> Result<Vec<Option<Reason>>, Status> {
         let reservation_ids = reservation_ids.to_vec();
         let request = v1::AbortRequest { session_id: self.id.clone(), reservation_ids };
-        within(self.client.store.clone().abort(request)).await.map(|_| ())
+        let answer = within(self.client.store.clone().abort(request)).await?.into_inner();
+        Ok(answer.refused.into_iter().map(Reason::from_wire).collect())
     }
 
     /// Sends these frames and ends the stream.

@@ -480,6 +480,28 @@ async fn a_daemon_killed_while_it_hands_over_is_followed_all_the_same() {
     assert!(daemon.take_over().await.success());
 }
 
+/// The old daemon is told to stop while it hands over: it ends, and the other one begins, at the same places.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_stopped_while_it_hands_over_is_followed_at_the_same_places() {
+    let daemon = Daemon::start(Setup::default()).await;
+    let arena = arena_of(daemon.socket());
+    let (unix, tcp) = (daemon.unix(), daemon.tcp());
+    let config = daemon.successor_config();
+    let next = tokio::spawn(tender_daemon::app::RunningApp::start(config));
+    // It is ready and waits for the arena; nobody gives it.
+    let successor = daemon.app().successor().await;
+    assert!(arena.exists());
+    drop(successor);
+    let _dir = daemon.stop_in_place().await;
+    let next = next.await.unwrap().expect("it begins when the other one has ended");
+    next.phase().wait_for(|phase| phase.is_ready()).await.unwrap();
+    for target in [unix, tcp] {
+        assert!(RawClient::connect(&target).await.unwrap().ping().await.unwrap().ready);
+    }
+    conserve::audit(next.engine());
+    next.shutdown().await;
+}
+
 /// Places that only one of the two has: the new one's are bound, the old one's are closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn places_that_differ_are_bound_and_closed() {

@@ -156,7 +156,7 @@ impl Store for Rpc {
     }
 
     async fn abort(&self, _: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
-        Ok(Response::new(v1::AbortResponse {}))
+        Ok(Response::new(v1::AbortResponse::default()))
     }
 
     async fn put(&self, r: Request<Streaming<v1::PutFrame>>) -> Result<Response<v1::PutResponse>, Status> {

@@ -46,7 +46,7 @@ impl RunningApp {
     pub(super) async fn succeed(config: Config, taken: Taken) -> Result<Self, AppError> {
         // The line goes last: the other one takes everything back when it ends too early.
         let Taken { line, doors, arena } = taken;
-        let (doors, mode): (Arc<[Door]>, _) = (doors.into(), config.socket_mode);
+        let (mut doors, mode): (Arc<[Door]>, _) = (doors.into(), config.socket_mode);
         let give_up = Instant::now() + LAST_MOMENTS;
         let app = loop {
             let inherited = match &arena {
@@ -58,6 +58,11 @@ impl RunningApp {
             match Self::begin(config.clone(), Arc::clone(&doors), inherited).await {
                 // It died a moment ago, and the system is not done with it.
                 Err(AppError::Arena(StartError::InUse { .. })) if Instant::now() < give_up => {}
+                Ok(app) if arena.is_none() && !doors.iter().all(Door::is_reachable) => {
+                    // It did not die but ended in order, and took its sockets' files with it.
+                    drop(app);
+                    doors = reopened(&doors, mode).await?;
+                }
                 begun => break begun?,
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -138,6 +143,20 @@ impl RunningApp {
         let app = Self::begin(config, doors, Some(arena)).await?;
         Ok(HandedOver::Kept(Box::new(app)))
     }
+}
+
+/// The same doors; those whose files are gone are bound anew.
+async fn reopened(doors: &[Door], socket_mode: u32) -> Result<Arc<[Door]>, AppError> {
+    let mut all = Vec::new();
+    for door in doors {
+        let failed = |source| AppError::Bind { place: door.place.to_string(), source };
+        let again = match door.is_reachable() {
+            true => door.duplicate(),
+            false => Door::open(door.place.clone(), socket_mode).await,
+        };
+        all.push(again.map_err(failed)?);
+    }
+    Ok(all.into())
 }
 
 /// Whether the successor has come to serve. It has the arena: as long as it lives, nobody else may.

@@ -135,6 +135,11 @@ impl Catalogue {
         self.records.freeze();
     }
 
+    /// The arena's number of this start: no other daemon had it before on this arena, and hardly one on another.
+    pub(crate) fn boot(&self) -> u32 {
+        self.boot
+    }
+
     /// Whether the arena is another process's now: nothing is written down any more.
     pub(crate) fn is_given_away(&self) -> bool {
         self.map.is_given_away()

@@ -102,7 +102,11 @@ pub(super) enum Found {
     /// Nothing, or nothing that this daemon can serve; then why.
     New(Option<&'static str>),
     /// An arena of this very shape.
-    Same { boots: u32, used_slots: u32 },
+    Same {
+        /// The number of this start.
+        boot: u32,
+        used_slots: u32,
+    },
 }
 
 /// An arena's file, held by this process alone. The lock belongs to the open file, not to the process: it ends when the
@@ -110,6 +114,8 @@ pub(super) enum Found {
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) file: File,
+    /// The number of this start. A new arena's first one is drawn, so that what clients remember of another fits nothing.
+    pub(super) boot: u32,
     pub(super) found: Found,
 }
 
@@ -124,12 +130,12 @@ pub(super) fn open(place: &Path, shape: Shape, discard: bool) -> Result<Opened, 
     };
     // A file of our own making goes again. Whatever was there before stays, except where it was already cut for reuse.
     let mut ours = made;
-    let found = prepare(&file, place, shape, discard, &mut ours).inspect_err(|_| {
+    let (found, boot) = prepare(&file, place, shape, discard, &mut ours).inspect_err(|_| {
         if ours {
             remove(place);
         }
     })?;
-    Ok(Opened { file, found })
+    Ok(Opened { file, boot, found })
 }
 
 /// Takes a file that another daemon gave away, with its lock. It must be an arena of this very shape.
@@ -137,12 +143,12 @@ pub(super) fn adopt(place: &Path, shape: Shape, file: File) -> Result<Opened, St
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let len = file.metadata().map_err(io("inspect"))?.len();
     let found = what_is_there(&file, place, shape, len)?;
-    let Found::Same { boots, used_slots } = found else {
+    let Found::Same { boot, used_slots } = found else {
         return Err(StartError::NotTheSame { place: place.to_owned() });
     };
-    let header = Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots };
+    let header = Header { format: FORMAT, pid: std::process::id(), shape, boots: boot, used_slots };
     write_beginning(&file, &header.encode()).map_err(io("write the header of"))?;
-    Ok(Opened { file, found })
+    Ok(Opened { file, boot, found })
 }
 
 enum Attempt {
@@ -188,14 +194,14 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     }
 }
 
-/// `ours` is set once nothing is left of what was there.
+/// What was found, and the file's boot number. `ours` is set once nothing is left of what was there.
 fn prepare(
     file: &File,
     place: &Path,
     shape: Shape,
     discard: bool,
     ours: &mut bool,
-) -> Result<Found, StartError> {
+) -> Result<(Found, u32), StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let metadata = file.metadata().map_err(io("inspect"))?;
     let found = if metadata.len() == 0 {
@@ -210,16 +216,16 @@ fn prepare(
     let len = i64::try_from(file_bytes).map_err(|_| StartError::ImpossibleSize { bytes: file_bytes })?;
     // What an old arena holds is room for the new one.
     check_room(file, place, file_bytes, metadata.blocks() * 512)?;
-    let header = match found {
+    let (boots, used_slots) = match found {
         Found::New(_) => {
             fault::check(Fault::ArenaCut).and_then(|()| file.set_len(0)).map_err(io("empty"))?;
             *ours = true;
-            Header { format: FORMAT, pid: std::process::id(), shape, boots: 1, used_slots: 0 }
+            // Far from where the numbers would start over: newer ones are larger.
+            (rand::random::<u32>() >> 8, 0)
         }
-        Found::Same { boots, used_slots } => {
-            Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots }
-        }
+        Found::Same { boot, used_slots } => (boot, used_slots),
     };
+    let header = Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots };
     // The header goes first, so that a file whose daemon died meanwhile is still known as an arena.
     write_beginning(file, &header.encode()).map_err(io("write the header of"))?;
     if matches!(found, Found::New(_)) || metadata.blocks() * 512 < file_bytes {
@@ -228,7 +234,7 @@ fn prepare(
             .and_then(|()| Ok(fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)?))
             .map_err(io("reserve the pages of"))?;
     }
-    Ok(found)
+    Ok((found, boots))
 }
 
 fn write_beginning(file: &File, raw: &[u8]) -> io::Result<()> {
@@ -252,7 +258,7 @@ fn what_is_there(file: &File, place: &Path, shape: Shape, len: u64) -> Result<Fo
         None => Found::New(Some("a damaged header")),
         Some(header) if header.shape != shape => Found::New(Some("another size")),
         Some(_) if len != shape.file_bytes() => Found::New(Some("a file that was cut")),
-        Some(header) => Found::Same { boots: header.boots.wrapping_add(1), used_slots: header.used_slots },
+        Some(header) => Found::Same { boot: header.boots.wrapping_add(1), used_slots: header.used_slots },
     })
 }
 
@@ -317,8 +323,9 @@ mod tests {
         let file = open(&place, SIZE).unwrap();
         let header = Header::read(&file).unwrap();
         let pid = std::process::id();
-        let written = Header { format: FORMAT, pid, shape: shape(SIZE), boots: 1, used_slots: 0 };
-        assert_eq!(header, Some(written));
+        let header = header.unwrap();
+        assert_eq!(header, Header { format: FORMAT, pid, shape: shape(SIZE), used_slots: 0, ..header });
+        assert!(header.boots < 1 << 24);
         assert_eq!(Prefix::read(&file).unwrap(), Some(Prefix { format: FORMAT, pid }));
         let (metadata, file_bytes) = (file.metadata().unwrap(), shape(SIZE).file_bytes());
         assert_eq!((metadata.len(), metadata.mode() & 0o777), (file_bytes, 0o600));
@@ -393,8 +400,8 @@ mod tests {
         let place = dir.path().join("arena");
         let found = |pool_bytes, discard| super::open(&place, shape(pool_bytes), discard).unwrap().found;
         assert_eq!(found(SIZE, false), Found::New(None));
-        assert_eq!(found(SIZE, false), Found::Same { boots: 2, used_slots: 0 });
-        assert_eq!(found(SIZE, false), Found::Same { boots: 3, used_slots: 0 });
+        let Found::Same { boot, used_slots: 0 } = found(SIZE, false) else { panic!("the same arena") };
+        assert_eq!(found(SIZE, false), Found::Same { boot: boot + 1, used_slots: 0 });
         assert!(matches!(found(2 * SIZE, false), Found::New(Some("another size"))));
         assert!(matches!(found(2 * SIZE, true), Found::New(Some("the operator said so"))));
         let file = OpenOptions::new().write(true).open(&place).unwrap();
@@ -415,6 +422,6 @@ mod tests {
         fs::write(&place, Header { format: FORMAT + 1, ..header() }.encode()).unwrap();
         let opened = super::open(&place, shape(SIZE), true).unwrap();
         assert_eq!(opened.found, Found::New(Some("the operator said so")));
-        assert_eq!(Header::read(&opened.file).unwrap().unwrap().boots, 1);
+        assert_eq!(Header::read(&opened.file).unwrap().unwrap().boots, opened.boot);
     }
 }

@@ -118,11 +118,11 @@ impl Arena {
     }
 
     fn map(config: ArenaConfig, shape: Shape, opened: Opened) -> Result<(Self, Old), StartError> {
-        let Opened { file, found } = opened;
+        let Opened { file, boot, found } = opened;
         let mapped = fault::check(Fault::ArenaMap).and_then(|()| Mapping::read_write(&file));
         let opened = mapped.map(Memory::new).map(Arc::new).and_then(|map| {
             let no_pools = || io::Error::from(io::ErrorKind::InvalidData);
-            Self::take_over(&config, shape, &map, found).ok_or_else(no_pools).map(|parts| (map, parts))
+            Self::take_over(&config, shape, &map, found, boot).ok_or_else(no_pools).map(|parts| (map, parts))
         });
         match opened {
             Ok((map, (catalogue, pool, old))) => {
@@ -143,10 +143,11 @@ impl Arena {
         shape: Shape,
         map: &Arc<Memory>,
         found: Found,
+        boot: u32,
     ) -> Option<(Arc<Catalogue>, Arc<ExtentPool>, Old)> {
-        let (boot, used_slots, discarded) = match found {
-            Found::New(why) => (1, 0, why),
-            Found::Same { boots, used_slots } => (boots, used_slots, None),
+        let (used_slots, discarded) = match found {
+            Found::New(why) => (0, why),
+            Found::Same { used_slots, .. } => (used_slots, None),
         };
         let records = Records::new(
             Arc::clone(map),
@@ -211,6 +212,11 @@ impl Arena {
         let file = self.file.try_clone()?;
         self.map.give_away();
         Ok(file)
+    }
+
+    /// Whether that has happened. Asked after something was read, it says whether another process may have changed it.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.map.is_given_away()
     }
 
     /// The bytes of an extent.

@@ -114,8 +114,8 @@ impl Engine {
             staging: Budget::new(config.max_total_staging_bytes),
             sessions: Sessions::new(config.max_sessions, config.max_session_inflight_bytes),
             namespaces: Namespaces::new(config.max_namespaces, Arc::clone(catalogue)),
-            leases: Leases::new(config.max_leases_per_session),
-            reservations: Reservations::new(),
+            leases: Leases::new(config.max_leases_per_session, catalogue.boot()),
+            reservations: Reservations::new(catalogue.boot()),
             deadlines: Mutex::default(),
             index: Index::new(Arc::clone(catalogue)),
             arena,
@@ -266,7 +266,7 @@ impl Engine {
 
     /// Whether the arena is another process's now.
     pub(crate) fn is_given_away(&self) -> bool {
-        self.core.arena.catalogue().is_given_away()
+        self.core.arena.is_given_away()
     }
 
     /// Counts a refusal that a transport made before anything got here.

@@ -100,18 +100,23 @@ impl Engine {
         core.begin_write(session, reservation).inspect_err(|&reason| core.refusals.count(reason))
     }
 
-    /// Gives reservations back. Those that are over, being written, or another session's stay as they are.
-    pub fn abort(&self, session: SessionId, reservations: &[u64]) -> Result<(), Refusal> {
+    /// Gives reservations back. Those that are over, being written, or another session's stay as they are; each is told
+    /// why.
+    pub fn abort(&self, session: SessionId, reservations: &[u64]) -> Result<Vec<Option<Reason>>, Refusal> {
         let core = &self.core;
         core.counted(|| {
             let session = core.sessions.get(session)?;
-            for &raw in reservations {
-                match core.reservations.abort(session.id, raw) {
-                    Ok((id, claim)) => core.index.unhold(claim.place, claim.part, id),
-                    Err(reason) => core.refusals.count(reason),
+            let one = |&raw: &u64| match core.reservations.abort(session.id, raw) {
+                Ok((id, claim)) => {
+                    core.index.unhold(claim.place, claim.part, id);
+                    None
                 }
-            }
-            Ok(())
+                Err(reason) => {
+                    core.refusals.count(reason);
+                    Some(reason)
+                }
+            };
+            Ok(reservations.iter().map(one).collect())
         })
     }
 }
@@ -332,6 +337,9 @@ impl PartWriter {
             return Err(Reason::BadCoverage);
         }
         if ContentDigest::from(self.hasher.finalize()) != digest {
+            if self.held.core.arena.is_given_away() {
+                return Err(Reason::Draining);
+            }
             let (namespace, chunk, part) = (claim.namespace.digest, claim.chunk, claim.part);
             tracing::warn!(%namespace, %chunk, %part, "bytes do not match their digest and were not stored");
             return Err(Reason::BadDigest);

@@ -89,7 +89,9 @@ impl GetStream {
         if first && let Err(reason) = self.open_part(chunk, part) {
             return Some(Ok(self.failed(reason)));
         }
+        // With the arena given away every lease has ended.
         let reader = match &*self.open.lock() {
+            Open::Part(_) if self.engine.is_given_away() => None,
             Open::Part(reader) => Some(Arc::clone(reader)),
             Open::Nothing | Open::Expired => None,
         };

@@ -145,8 +145,9 @@ impl v1::store_server::Store for StoreService {
             "abort",
             || SessionId::parse(&raw.session_id),
             |session| {
-                self.0.engine.abort(session, &raw.reservation_ids)?;
-                Ok(v1::AbortResponse {})
+                let outcomes = self.0.engine.abort(session, &raw.reservation_ids)?;
+                let wire = |no: Option<Reason>| no.map_or(0, |reason| reason.to_wire().into());
+                Ok(v1::AbortResponse { refused: outcomes.into_iter().map(wire).collect() })
             },
         )
     }

@@ -126,6 +126,8 @@ async fn attend(
 ) -> Result<Successor, String> {
     let broken = |error: io::Error| format!("the caller went away: {error}");
     let (uid, pid) = line.peer().map_err(broken)?;
+    // Before any no: a connection that ends with something unread loses what was said last.
+    let heard = timeout(PATIENCE, line.hear()).await;
     if !may_take(uid) {
         return Err(refuse(&line, format!("the process {pid} belongs to the user {uid}")).await);
     }
@@ -133,7 +135,6 @@ async fn attend(
         let why = "another daemon is taking over at this moment; see whether one is needed after that";
         return Err(refuse(&line, why.into()).await);
     };
-    let heard = timeout(PATIENCE, line.hear()).await;
     let Ok(Ok((Message::Hello(hello), _))) = heard else {
         return Err(refuse(&line, "it expected to be greeted in another way".into()).await);
     };

@@ -51,8 +51,33 @@ class Daemon:
 
     def start(self) -> Daemon:
         """Starts it and returns once it answers a ping; raises with the end of its log if it does not."""
+        self._process = self._spawn()
+        return self._answers()
+
+    def take_over(self) -> int:
+        """Another one takes over from the running one, whose exit status is returned once the other answers."""
+        old, self._process = self._process, self._spawn("--take-over")
+        try:
+            status = old.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            old.kill()
+            raise RuntimeError(f"the daemon did not hand over:\n{self._log_end()}") from None
+        self._answers()
+        return status
+
+    def restart(self) -> int:
+        """SIGTERM, and another one on the same sockets and arena. Returns the exit status of the one before."""
+        old = self._process
+        self._end(signal.SIGTERM)
+        self.start()
+        return old.returncode
+
+    def _spawn(self, *more: str) -> subprocess.Popen:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            command = [*self._command(), *more]
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _answers(self) -> Daemon:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process.poll() is not None:

@@ -8,16 +8,20 @@ into `bench.facts` and is asserted by its test.
 from __future__ import annotations
 
 import random
+import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from daemon import Daemon
 from engine import Answer, Ask, Engine, Pass
+from harness import LOGPROB_TOLERANCE
 from models import VOCAB_TOKENS
 from slow_link import SlowLink
 from spec import BLOCK_TOKENS, CHUNK_TOKENS, Spec
 
 RECONNECT_TIMEOUT_S = 90
+SERVED_IN_A_ROW = 8
 EDGE_TOKENS = 768
 """A multiple of every size of chunk that is used."""
 # A prompt of 640 tokens is about 1 MB of KV: a load then takes hundreds of engine steps.
@@ -342,6 +346,56 @@ def daemon_killed_loading(bench: Bench) -> None:
     bench.run("killed", asks, kill)
 
 
+def daemon_upgraded(bench: Bench) -> None:
+    """One request after another, all asked for before; under them the daemon is taken over from four times, and
+    restarted once. The engine has no prefix cache of its own here, so whatever is cached came from Tender."""
+    asks = [Ask(f"p{index}", bench.prompt(200 + 61 * index), 6) for index in range(5)]
+    first = bench.run("first", asks)
+    bench.engine.settle()
+    if bench.daemon:
+        changes = [("take-over", bench.daemon.take_over)] * 4 + [("restart", bench.daemon.restart)]
+        bench.facts["changes"] = [_change_under_load(bench, asks, first, *change) for change in changes]
+    bench.run("end", asks)
+
+
+def _change_under_load(bench: Bench, asks: list[Ask], first: Pass, name: str, change) -> dict:
+    """Makes the change while requests run, until many of them in a row were served again. All of their answers must be
+    the first ones."""
+    done, wrong, hits, misses = {}, [], [time.monotonic()], 0
+    thread = threading.Thread(target=lambda: done.update(status=change(), seconds=time.monotonic() - hits[0]))
+    thread.start()
+    in_a_row, number = 0, 0
+    deadline = time.monotonic() + RECONNECT_TIMEOUT_S
+    while (thread.is_alive() or in_a_row < SERVED_IN_A_ROW) and time.monotonic() < deadline:
+        ask = asks[number % len(asks)]
+        number += 1
+        answer = bench.engine.run("stream", [ask]).answers[ask.name]
+        if not _is_same(answer, first.answers[ask.name]):
+            wrong.append(ask.name)
+        if answer.cached:
+            hits.append(time.monotonic())
+            in_a_row += 1
+        else:
+            misses += 1
+            in_a_row = 0
+    thread.join()
+    return {
+        "change": name,
+        "status": done.get("status"),
+        "seconds": done.get("seconds"),
+        "requests": number,
+        "misses": misses,
+        "in_a_row": in_a_row,
+        "wrong": wrong,
+        "longest_without_hit_s": max(after - before for before, after in pairwise(hits)),
+    }
+
+
+def _is_same(answer: Answer, other: Answer) -> bool:
+    near = all(abs(a - b) <= LOGPROB_TOLERANCE for a, b in zip(answer.logprobs, other.logprobs, strict=True))
+    return answer.tokens == other.tokens and near
+
+
 def _served(done: Pass) -> int:
     return sum(answer.cached for answer in done.answers.values())
 
@@ -377,5 +431,6 @@ SCENARIOS = {
         adapters,
         daemon_killed,
         daemon_killed_loading,
+        daemon_upgraded,
     )
 }

@@ -173,6 +173,57 @@ fn an_epoch_of_a_namespace_that_was_lost_does_not_come_back() {
 }
 
 #[test]
+fn a_namespace_that_comes_back_has_no_epoch_that_it_had() {
+    // Room for four namespaces: `a` and `b` are in use by turns, the others push them out.
+    let bench = Bench::with_slots(4);
+    let session = bench.session();
+    let first = bench.engine.epoch(session, a()).unwrap();
+    bench.engine.reset(ResetScope::One(a()));
+    bench.engine.close_session(session);
+    let other = bench.engine.open_session("test", 1).unwrap();
+    for name in ["c", "d", "e", "f"] {
+        let d = descriptor(name);
+        bench.engine.register(other, d.clone(), d.digest(), None).unwrap();
+    }
+    bench.engine.close_session(other);
+    let session = bench.session();
+    assert!(![first, first + 1].contains(&bench.engine.epoch(session, a()).unwrap()));
+}
+
+#[test]
+fn a_daemon_that_gave_its_arena_away_changes_nothing_in_it() {
+    let mut old = Bench::with_slots(4);
+    let session = old.session();
+    old.put(session, 1);
+    let id = old.reserved(session, ask(chunk(2), FULL));
+    let bytes = bytes_of(chunk(2), 0, FULL);
+    let mut late = old.engine.begin_write(session, id.get()).unwrap();
+    late.write(0, &bytes[..10]).unwrap();
+    let lease = old.lease(session, &[chunk(1)]);
+    let reader = old.engine.read(session, lease, 0, PartIndex(0)).unwrap();
+
+    let file = old.engine.give_away().unwrap();
+    let place = old.engine.config().arena.place.clone();
+    let given = fs::read(&place).unwrap();
+    assert!(late.write(10, &bytes[10..]).is_err());
+    assert!(late.finish(ContentDigest::of(&bytes), FULL).outcome.is_err());
+    assert_eq!(old.engine.release(session, &[lease]).unwrap_err().reason, Reason::UnknownSession);
+    assert_eq!(old.engine.open_session("late", 1).unwrap_err().reason, Reason::Draining);
+    old.engine.reset(ResetScope::All);
+    old.engine.scrub(1 << 20);
+    old.pass(Duration::from_secs(3600));
+    drop(reader);
+    assert!(fs::read(&place).unwrap() == given, "the file has changed");
+
+    let config = old.engine.config().clone();
+    let next = Engine::adopt(config, Arc::new(ManualClock::new()), file).unwrap();
+    assert_eq!(next.restored().chunks, 1);
+    // The folder stays, and the engine goes.
+    drop(std::mem::replace(&mut old.engine, Arc::new(next)));
+    assert!(place.exists(), "the file is the next one's to remove");
+}
+
+#[test]
 fn nothing_of_a_session_outlives_a_daemon() {
     let old = Bench::with_slots(4);
     let session = old.session();

@@ -217,7 +217,9 @@ def _running(folder: Path) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    _arena(folder).unlink(missing_ok=True)
+    arena = _arena(folder)
+    for file in (arena, arena.with_name(f"{arena.name}.takeover")):
+        file.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
