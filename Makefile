@@ -8,6 +8,8 @@ PYTHON := .venv/bin/python
 # The runner's own choice of test crates would leave out nothing we own, but building the Python extension as a test
 # binary needs libpython; its Rust is tested through the wheel.
 CRATES := --workspace --exclude tender-kv
+# Planted mistakes and faults are features: one set of them for all tests that need any, so that there is one build.
+MISTAKES := -p tender-tests -p tender-client --features tender-tests/mutants,tender-tests/faults,tender-client/mutants
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
 .PHONY: help setup build wheel demo test lint test-kernels test-rust torture soak test-python test-vllm bench sanitize clean
@@ -53,16 +55,18 @@ test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'
 ifeq ($(NEXTEST),yes)
 	cargo nextest run --locked $(CRATES) --no-fail-fast
-	@printf '\n=== Tests of the oracle, and faults inside the daemon\n'
-	cargo test --locked -p tender-tests --features mutants,faults --test oracle_mutants --test faults
+	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
+	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
+	cargo test --locked $(MISTAKES) --lib every_rule_of_order
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
 	cargo test --locked $(CRATES) --no-fail-fast
-	@printf '\n=== Tests of the oracle, and faults inside the daemon\n'
-	cargo test --locked -p tender-tests --features mutants,faults --test oracle_mutants --test faults
+	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
+	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
+	cargo test --locked $(MISTAKES) --lib every_rule_of_order
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 endif
