@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tender_client::TransportChoice;
+use tender_client::{Address, ClientConfig, TransportChoice};
 use tender_proto::{ChunkId, PartIndex, Reason, v1};
 use tender_tests::attach::attach;
-use tender_tests::daemon::{ChildDaemon, Peer, SLOT_BLOCK_BYTES, Setup};
+use tender_tests::daemon::{ChildDaemon, Peer, SLOT_BLOCK_BYTES, Setup, client_config};
+use tender_tests::mixed::{self, Mixed};
 use tender_tests::model::ModelEngine;
+use tender_tests::oracle::truth::Truth;
+use tender_tests::proxy::{Mode, Proxy};
 use tender_tests::raw::{Ask, RawClient, RawSession, Target, get_item, item, reason, refused};
 use tender_tests::{fixture, pattern};
 
@@ -69,6 +72,111 @@ async fn field_11_a_reader_whose_daemon_died_is_never_told_that_its_lease_was_go
     // A session of the new daemon with the old lease's number fares no better.
     assert_eq!(writer.release(&[lease]).await.unwrap(), [v1::LeaseOutcome::Expired]);
     at_rest(&writer.client).await;
+}
+
+/// A relay to a daemon of its own process, and a client's configuration that goes through it.
+async fn relayed(daemon: &ChildDaemon) -> (Arc<Proxy>, ClientConfig) {
+    let proxy = Arc::new(Proxy::start(Target::Unix(daemon.socket())).await.unwrap());
+    let address = Address::Tcp { host: "127.0.0.1".into(), port: proxy.port() };
+    (proxy, client_config(address, TransportChoice::Grpc))
+}
+
+/// Case 12: the daemon dies while a load is under way. It is a failed load, and the request is computed and right.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_12_a_load_that_lost_its_daemon_is_failed_and_recomputed() {
+    let mut daemon = ChildDaemon::start(Setup::default()).await;
+    let (proxy, config) = relayed(&daemon).await;
+    let engine = Arc::new(ModelEngine::new(config, "field 12 kill"));
+    let tokens: Vec<u32> = (0..65).collect();
+    let (first, told, net) = (engine.clone(), tokens.clone(), proxy.clone());
+    let (mut request, promised) = tokio::task::spawn_blocking(move || {
+        first.wait_until_up();
+        first.run("stored", &told);
+        first.flush();
+        let mut request = first.arrive("lost", &told);
+        let promised = first.look(&mut request);
+        assert!(promised > 0, "stored and found");
+        first.allocate(&mut request, promised).unwrap();
+        net.set(Mode::StopReading);
+        first.step(&mut []);
+        (request, promised)
+    })
+    .await
+    .unwrap();
+    daemon.kill();
+    proxy.set(Mode::Pass);
+    proxy.cut();
+    let after = engine.clone();
+    tokio::task::spawn_blocking(move || {
+        let done = after.await_load(&request.id);
+        let run = after.take_load(&mut request, promised, &done);
+        assert_eq!((run.loaded_tokens, run.failed_tokens), (0, promised), "{done:?}");
+        assert!(after.worker.poll().is_empty(), "one report for one load");
+        while request.computed < request.tokens.len() {
+            let count = (request.tokens.len() - request.computed).min(16);
+            after.step(&mut [(&mut request, count)]);
+        }
+        after.finish(request, false);
+        after.step(&mut []);
+    })
+    .await
+    .unwrap();
+    daemon.restart().await;
+    tokio::task::spawn_blocking(move || {
+        let give_up = Instant::now() + Duration::from_secs(30);
+        while engine.run("again", &tokens).loaded_tokens == 0 {
+            assert!(Instant::now() < give_up, "not served by the next daemon: {:?}", engine.counters());
+        }
+        engine.flush();
+    })
+    .await
+    .unwrap();
+    at_rest(&daemon.client().await).await;
+}
+
+/// Case 13: the same for three groups of three kinds. The report names the request's own blocks and no others.
+#[tokio::test(flavor = "multi_thread")]
+async fn field_13_a_load_of_three_groups_that_lost_its_daemon_names_its_own_blocks() {
+    let mut daemon = ChildDaemon::start(Setup::default()).await;
+    let (proxy, config) = relayed(&daemon).await;
+    let prompt = || Truth::new(1, &(0..80).map(|n| n * 5 + 2).collect::<Vec<_>>(), &[]);
+    let tables: mixed::Tables = vec![(1..5).collect(), vec![0, 6, 7, 8], vec![0, 9]];
+    let net = proxy.clone();
+    let (engine, plan) = tokio::task::spawn_blocking(move || {
+        let kinds = [mixed::full(16, 2), mixed::sliding(16, 2, 40), mixed::states(32)];
+        let engine = Mixed::new(&config, "field 13 kill", &kinds, 1);
+        let stored = vec![(21..=25).collect(), (31..=35).collect(), vec![41, 42]];
+        engine.store("stored", &mut prompt(), 66, &stored, &[(2, 41, 32), (2, 42, 64)]);
+        engine.flush();
+        engine.arrive("lost", 65);
+        assert_eq!(engine.look("lost", &mixed::tokens(&mut prompt(), 65), 0), 64);
+        let plan = engine.take("lost", &tables, 64);
+        engine.poison_all();
+        net.set(Mode::StopReading);
+        engine.carry_out(&plan, || ());
+        (engine, plan)
+    })
+    .await
+    .unwrap();
+    daemon.kill();
+    proxy.set(Mode::Pass);
+    proxy.cut();
+    tokio::task::spawn_blocking(move || {
+        let done = engine.await_load("lost").remove(0);
+        assert!(done.failed, "{done:?}");
+        let named: std::collections::BTreeSet<_> = done.failed_blocks.into_iter().collect();
+        assert_eq!(named, mixed::needed_blocks(&plan, "lost"));
+        assert!(!engine.more_reports(), "one report for one load");
+        let others: Vec<_> = (20..64).chain([0]).collect();
+        for group in 0..3 {
+            assert!(engine.untouched(group, &others), "group {group}: a block of somebody else was written");
+        }
+        engine.finish("lost", 65, 0, &Vec::new(), true);
+    })
+    .await
+    .unwrap();
+    daemon.restart().await;
+    at_rest(&daemon.client().await).await;
 }
 
 /// Case 19, several parts: all but one are in when the daemon dies.

@@ -79,7 +79,7 @@ impl Leg {
     pub(super) async fn start(settings: &Settings, number: u64, tally: Tally) -> Self {
         let roomy = number.is_multiple_of(2);
         let setup = Setup {
-            arena_bytes: if roomy { 32 << 20 } else { 12 << 20 },
+            arena_bytes: if roomy { 32 << 20 } else { 4 << 20 },
             default_lease: Duration::from_millis(500),
             max_lease: Duration::from_secs(30),
             reservation: Duration::from_millis(400),
@@ -206,7 +206,7 @@ impl Leg {
         match counts {
             _ if self.roomy => self.check(Judge::All).await,
             Some(counts) => self.check(Judge::Evicted(&counts)).await,
-            None => self.check(Judge::Recent(self.arena_bytes / 4)).await,
+            None => self.check(Judge::Recent(self.arena_bytes / 6)).await,
         }
         self.accounted = self.evictions().await;
         for member in self.clients.iter_mut().chain(&mut self.engines) {

@@ -29,7 +29,7 @@ use leg::Leg;
 use tally::Tally;
 
 /// Rounds on one arena.
-const ROUNDS_OF_A_LEG: u64 = 12;
+const ROUNDS_OF_A_LEG: u64 = 16;
 
 /// What a run does.
 #[derive(Clone, PartialEq, Eq, Debug)]
