@@ -142,7 +142,7 @@ impl Victim {
 
     /// What the daemon says of a recount: numbers by name, or what does not fit.
     pub(super) async fn audit(&self) -> Result<Vec<(String, u64)>, String> {
-        let (status, body) = http_get(&self.admin(), "/audit").await.map_err(|error| error.to_string())?;
+        let (status, body) = http_get(&self.admin()?, "/audit").await.map_err(|error| error.to_string())?;
         if status != 200 {
             return Err(body);
         }
@@ -153,11 +153,11 @@ impl Victim {
         body.lines().map(pair).collect::<Option<_>>().ok_or(body)
     }
 
-    /// Where the admin port is, from the log of this boot.
-    fn admin(&self) -> SocketAddr {
+    /// Where the admin port is, from the log of this boot: it says so a moment after it serves.
+    fn admin(&self) -> Result<SocketAddr, String> {
         let log = self.now.log();
         let place = log.split_once("admin=\"").and_then(|(_, rest)| rest.split_once('"'));
-        place.and_then(|(place, _)| place.parse().ok()).unwrap_or_else(|| panic!("no admin port in: {log}"))
+        place.and_then(|(place, _)| place.parse().ok()).ok_or_else(|| format!("no admin port in: {log}"))
     }
 }
 

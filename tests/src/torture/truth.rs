@@ -45,7 +45,8 @@ pub struct Verdict {
 pub struct Truth {
     known: Vec<Known>,
     tried: HashMap<(Key, u64), BTreeSet<u64>>,
-    ready: HashMap<(Key, u64), u64>,
+    /// By key and epoch: each coverage that was told, and when last. One that was evicted may come back with less.
+    ready: HashMap<(Key, u64), BTreeMap<u64, Span>>,
     /// When each chunk was last used: not before the first, and not after the second.
     used: HashMap<Key, Span>,
 }
@@ -68,16 +69,11 @@ impl Truth {
                 self.tried.entry((key, epoch)).or_default().insert(coverage);
             }
             Event::Ready(key, coverage, epoch, span) => {
-                *self.ready.entry((key, epoch)).or_default() |= coverage;
-                self.use_again(key, span);
+                later(self.ready.entry((key, epoch)).or_default().entry(coverage).or_default(), span);
+                later(self.used.entry(key).or_default(), span);
             }
             _ => {}
         }
-    }
-
-    fn use_again(&mut self, key: Key, (from, to): Span) {
-        let used = self.used.entry(key).or_default();
-        *used = (used.0.max(from), used.1.max(to));
     }
 
     /// A reset was asked for and answered, or not.
@@ -128,15 +124,16 @@ impl Truth {
             }
             verdict.unannounced += u64::from(!self.ready.contains_key(&(key, epoch)));
         }
-        let mut missing = HashSet::new();
-        for (&(key, epoch), &coverage) in &self.ready {
-            if epoch != self.known[key.namespace].epoch {
+        let mut missing = BTreeMap::new();
+        for ((key, epoch), told) in &self.ready {
+            if *epoch != self.known[key.namespace].epoch {
                 continue;
             }
-            if found.get(&key).is_some_and(|there| there & coverage == coverage) {
-                verdict.kept += 1;
-            } else {
-                missing.insert(key);
+            let there = found.get(key).copied().unwrap_or_default();
+            let lacks = told.iter().filter(|&(coverage, _)| there & coverage != *coverage);
+            match lacks.map(|(_, &span)| span).max() {
+                None => verdict.kept += 1,
+                Some(last) => _ = missing.insert(*key, last),
             }
         }
         self.judge(space, &missing, judge)?;
@@ -145,13 +142,14 @@ impl Truth {
         Ok(verdict)
     }
 
-    fn judge(&self, space: &Space, missing: &HashSet<Key>, judge: Judge<'_>) -> Result<(), String> {
+    /// `missing` are chunks, with the last time at which what is missing of them was told.
+    fn judge(&self, space: &Space, missing: &BTreeMap<Key, Span>, judge: Judge<'_>) -> Result<(), String> {
         match judge {
             Judge::All if missing.is_empty() => Ok(()),
             Judge::All => Err(format!("{} chunks were READY and are gone: {missing:?}", missing.len())),
             Judge::Evicted(evictions) => {
                 for (index, &evicted) in evictions.iter().enumerate() {
-                    let gone: Vec<_> = missing.iter().filter(|key| key.namespace == index).collect();
+                    let gone: Vec<_> = missing.keys().filter(|key| key.namespace == index).collect();
                     if gone.len() as u64 > evicted {
                         let count = gone.len();
                         return Err(format!("{count} chunks are gone, {evicted} were evicted: {gone:?}"));
@@ -160,8 +158,7 @@ impl Truth {
                 Ok(())
             }
             Judge::Recent(bytes) => {
-                for key in missing {
-                    let (from, _) = self.used.get(key).copied().unwrap_or_default();
+                for (key, &(from, _)) in missing {
                     let later = self.used.iter().filter(|&(_, &(_, to))| to >= from);
                     let sum: u64 = later.clone().map(|(&key, _)| space.footprint_bytes(key)).sum();
                     if sum <= bytes {
@@ -178,15 +175,21 @@ impl Truth {
 
     /// From now on, what was found is what must be there; it was used just now.
     fn take_over(&mut self, found: &BTreeMap<Key, u64>) {
+        let now = now_us();
+        let told = |coverage: u64| BTreeMap::from([(coverage, (now, now))]);
         self.ready = found
             .iter()
-            .map(|(&key, &coverage)| ((key, self.known[key.namespace].epoch), coverage))
+            .map(|(&key, &coverage)| ((key, self.known[key.namespace].epoch), told(coverage)))
             .collect();
-        let now = now_us();
         self.used = found.keys().map(|&key| (key, (now, now))).collect();
         let epochs: Vec<_> = self.known.iter().map(|known| known.epoch).collect();
         self.tried.retain(|(key, epoch), _| *epoch == epochs[key.namespace]);
     }
+}
+
+/// The later one of two uses.
+fn later(last: &mut Span, span: Span) {
+    *last = (last.0.max(span.0), last.1.max(span.1));
 }
 
 #[cfg(test)]
@@ -222,8 +225,13 @@ mod tests {
         for n in 4..8 {
             truth.hear(&Event::Ready(Key { n, ..KEY }, 3, 9, (7, 8)));
         }
+        // It came back with less, and that is used.
+        truth.hear(&Event::Try(KEY, 1, 10));
+        truth.hear(&Event::Ready(KEY, 1, 10, (20, 21)));
+        let less = BTreeMap::from([(KEY, 1)]);
+        assert!(truth.compare(&space, &less, Judge::Recent(5 * footprint)).is_err());
+        truth.compare(&space, &less, Judge::Recent(4 * footprint)).unwrap();
         assert!(truth.compare(&space, &BTreeMap::new(), Judge::Recent(5 * footprint)).is_err());
-        truth.compare(&space, &BTreeMap::new(), Judge::Recent(4 * footprint)).unwrap();
     }
 
     #[test]
