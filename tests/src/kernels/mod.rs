@@ -4,12 +4,14 @@
 //! * [`table`]: layouts of every kind, as engines have them.
 //! * [`copies`], [`hashes`]: what a kernel does, compared byte by byte with the CPU truth.
 //! * [`host`]: the host build of the kernels, and memory that is known by address.
-//! * [`gpu`], [`speed`], [`report`]: a device behind its driver, how fast it is, and the table of what was found.
+//! * [`gpu`], [`speed`], [`overlap`], [`report`]: a device behind its driver, how fast it is, alone and beside other work, and the
+//!   table of what was found.
 
 pub mod copies;
 pub mod gpu;
 pub mod hashes;
 pub mod host;
+pub mod overlap;
 pub mod report;
 pub mod speed;
 pub mod table;
