@@ -12,7 +12,7 @@ CRATES := --workspace --exclude tender-kv
 MISTAKES := -p tender-tests -p tender-client --features tender-tests/mutants,tender-tests/faults,tender-client/mutants
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-kernels test-rust torture soak test-python test-vllm bench sanitize clean
+.PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture soak test-python test-vllm bench sanitize clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -70,6 +70,9 @@ else
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 endif
+
+fuzz: ## Every fuzz target for MINUTES (20) under libFuzzer, JOBS (1) at one time; what is found is listed at the end
+	@scripts/fuzz.sh
 
 torture: ## Kill, stop and cut off daemon and clients at random and check what is served (ROUNDS=kills, SEED=n)
 	@printf '\n=== Torture\n'

@@ -10,6 +10,7 @@
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
 //! (phases and signals), `bus_error` (the last words), `admin` (probes and metrics over HTTP).
+//! For the fuzz targets of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
 //! tests break).
 
@@ -19,6 +20,8 @@ pub mod clock;
 pub mod config;
 pub mod engine;
 pub mod fault;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod shutdown;
 
 mod admin;
