@@ -1,5 +1,5 @@
 //! Faults that a test can make happen, each at a named place. Only builds with the feature `faults` have them; in all
-//! others [`check`] and [`hit`] are constants, and nothing of them is left.
+//! others the questions whether one happens are constants, and nothing of them is left.
 
 use std::io;
 

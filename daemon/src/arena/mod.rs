@@ -252,8 +252,8 @@ impl Arena {
     #[cfg(all(test, feature = "loom"))]
     pub(crate) fn peek(&self, file_offset: u64, bytes: u64) -> Vec<u8> {
         crate::sync::kill::STORES.load(crate::sync::atomic::Ordering::SeqCst);
-        let mut seen = vec![0; usize::try_from(bytes).unwrap()];
-        self.map.copy_out(file_offset, &mut seen).unwrap();
+        let mut seen = vec![0; usize::try_from(bytes).unwrap_or_default()];
+        _ = self.map.copy_out(file_offset, &mut seen);
         seen
     }
 
