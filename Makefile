@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 CRATES := --workspace --exclude tender-kv
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-kernels test-rust torture soak test-python test-vllm bench clean
+.PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture soak test-python test-vllm bench clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -60,6 +60,9 @@ else
 	@printf '\n=== Tests of the oracle\n'
 	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
 endif
+
+fuzz: ## Every fuzz target for MINUTES (20) under libFuzzer, JOBS (1) at one time; what is found is listed at the end
+	@scripts/fuzz.sh
 
 torture: ## Kill, stop and cut off daemon and clients at random and check what is served (ROUNDS=kills, SEED=n)
 	@printf '\n=== Torture\n'

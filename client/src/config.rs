@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::error::ClientError;
 
@@ -148,6 +148,7 @@ pub struct ClientConfig {
     /// How bytes travel.
     pub transport: TransportChoice,
     /// Room for parts that were gathered and are not stored yet. The daemon's limit may cut it.
+    #[serde(serialize_with = "in_bytes")]
     pub staging_bytes: ByteSize,
     /// Connecting, opening a session, registering, attaching: each this long at most.
     #[serde(with = "humantime_serde")]
@@ -265,6 +266,11 @@ impl ClientConfig {
     }
 }
 
+/// A size with its unit is rounded when it is written.
+fn in_bytes<S: Serializer>(size: &ByteSize, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(size.as_u64())
+}
+
 fn refuse(key: &'static str, value: impl fmt::Display, advice: &'static str) -> ClientError {
     ClientError::Config { key, value: value.to_string(), advice }
 }
@@ -321,6 +327,15 @@ mod tests {
         config.check().unwrap();
         let again: ClientConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
         assert_eq!(again, config);
+    }
+
+    #[test]
+    fn a_config_that_was_written_reads_as_it_was_whatever_its_sizes() {
+        for staging in [1, 1023, 1_992_294, (256 << 20) + 1, u64::MAX] {
+            let config = ClientConfig { staging_bytes: ByteSize::b(staging), ..ClientConfig::default() };
+            let written = serde_json::to_string(&config).unwrap();
+            assert_eq!(serde_json::from_str::<ClientConfig>(&written).unwrap(), config, "{written}");
+        }
     }
 
     #[test]

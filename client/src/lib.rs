@@ -28,6 +28,8 @@ mod error;
 #[cfg(test)]
 mod fake;
 mod fuse;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod hash;
 pub mod layout;
 mod lease;

@@ -65,7 +65,7 @@ pub(crate) async fn serve(listener: UnixListener, engine: Arc<Engine>, mut phase
 }
 
 /// One client, one question.
-async fn attend(client: UnixStream, engine: Arc<Engine>) {
+pub(crate) async fn attend(client: UnixStream, engine: Arc<Engine>) {
     match tokio::time::timeout(PATIENCE, exchange(&client, engine)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "a client of the descriptor socket went away"),

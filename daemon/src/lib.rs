@@ -10,6 +10,7 @@
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
 //! (phases and signals), `admin` (probes and metrics over HTTP).
+//! For the fuzz targets of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`.
 
 pub mod app;
@@ -17,6 +18,8 @@ pub mod arena;
 pub mod clock;
 pub mod config;
 pub mod engine;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod shutdown;
 
 mod admin;

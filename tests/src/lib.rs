@@ -12,12 +12,14 @@
 //! * [`proxy`]: a network that breaks on demand.
 //! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
+//! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
 //! * [`conserve`]: nothing lost, nothing leaked.
 
 pub mod attach;
 pub mod conserve;
 pub mod daemon;
 pub mod fixture;
+pub mod fuzz;
 pub mod kernels;
 pub mod keys;
 pub mod mixed;

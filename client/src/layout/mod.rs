@@ -23,6 +23,8 @@ mod scales;
 
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod truth;
 
 pub use desc::{Axis, BufferDesc, LayerDesc, ScaleDesc};
 pub use parts::{GroupShard, LocalPart, Writer};

@@ -60,37 +60,48 @@ impl Line {
             items: ask.items.iter().map(get_item).collect(),
         };
         let mut messages = Messages::get(self.bulk, &request).await?;
-        let mut check = FrameCheck::new(&ask.items, self.max_frame_bytes);
-        // What the sink thinks of the item whose frames come now.
-        let mut taken = Ok(());
-        while check.done() < ask.items.len() {
-            let Head { frame, payload_bytes } = messages.next().await?.ok_or_else(cut_short)?;
-            let progress = match check.begin_frame(&frame, payload_bytes).map_err(broken)? {
-                Some(failed) => failed,
-                None => {
-                    let mut left = payload_bytes;
-                    while left > 0 {
-                        let piece = messages.piece(left).await?;
-                        left -= piece.len();
-                        let (item, offset_bytes) = check.piece(&piece);
-                        if taken.is_ok() {
-                            taken = sink(item, offset_bytes, &piece);
-                        }
+        take(&mut messages, &ask.items, self.max_frame_bytes, &results, &mut sink).await
+    }
+}
+
+/// Takes the parts out of an answer, one result after another; an error is the fate of those that have none.
+pub(super) async fn take(
+    messages: &mut Messages,
+    items: &[ReadItem],
+    max_frame_bytes: usize,
+    results: &Mutex<Vec<Result<(), Reason>>>,
+    sink: &mut impl FnMut(usize, u64, &[u8]) -> Result<(), Reason>,
+) -> Result<(), Refusal> {
+    let mut check = FrameCheck::new(items, max_frame_bytes);
+    // What the sink thinks of the item whose frames come now.
+    let mut taken = Ok(());
+    while check.done() < items.len() {
+        let Head { frame, payload_bytes } = messages.next().await?.ok_or_else(cut_short)?;
+        let progress = match check.begin_frame(&frame, payload_bytes).map_err(broken)? {
+            Some(failed) => failed,
+            None => {
+                let mut left = payload_bytes;
+                while left > 0 {
+                    let piece = messages.piece(left).await?;
+                    left -= piece.len();
+                    let (item, offset_bytes) = check.piece(&piece);
+                    if taken.is_ok() {
+                        taken = sink(item, offset_bytes, &piece);
                     }
-                    check.end_frame()
                 }
-            };
-            match progress {
-                Progress::More => {}
-                Progress::Whole(_) => results.lock().push(std::mem::replace(&mut taken, Ok(()))),
-                Progress::Failed(_, reason) => {
-                    taken = Ok(());
-                    results.lock().push(Err(reason));
-                }
+                check.end_frame()
+            }
+        };
+        match progress {
+            Progress::More => {}
+            Progress::Whole(_) => results.lock().push(std::mem::replace(&mut taken, Ok(()))),
+            Progress::Failed(_, reason) => {
+                taken = Ok(());
+                results.lock().push(Err(reason));
             }
         }
-        Ok(())
     }
+    Ok(())
 }
 
 impl Transport for Grpc {

@@ -62,7 +62,12 @@ impl Messages {
         if answer.status() != http::StatusCode::OK {
             return Err(refusal(Status::unavailable(format!("HTTP status {}", answer.status()))));
         }
-        Ok(Self { body: answer.into_body(), front: Bytes::new(), rest: Bytes::new() })
+        Ok(Self::of(answer.into_body()))
+    }
+
+    /// Of an answer that has begun.
+    pub(super) fn of(body: Body) -> Self {
+        Self { body, front: Bytes::new(), rest: Bytes::new() }
     }
 
     /// The next frame's head; its payload must be taken before the next one. `None` at the end of the answer.

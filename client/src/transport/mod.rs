@@ -11,6 +11,8 @@
 pub(crate) mod calls;
 pub(crate) mod connect;
 mod frames;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 pub(crate) mod grpc;
 mod messages;
 mod region;

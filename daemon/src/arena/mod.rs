@@ -12,6 +12,8 @@ pub(crate) mod catalogue;
 mod cgroup;
 mod error;
 mod file;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod forge;
 mod memory;
 pub(crate) mod record;
 pub(crate) mod records;

@@ -132,7 +132,7 @@ impl Record {
 }
 
 /// Never all zero, so that a cleared record has none.
-fn checksum(raw: &[u8; RECORD_BYTES]) -> [u8; CHECKSUM_BYTES] {
+pub(super) fn checksum(raw: &[u8; RECORD_BYTES]) -> [u8; CHECKSUM_BYTES] {
     let mut sum = [0; CHECKSUM_BYTES];
     sum.copy_from_slice(&blake3::hash(&raw[CHECKSUM_BYTES..]).as_bytes()[..CHECKSUM_BYTES]);
     sum[0] |= 1;

@@ -3,13 +3,14 @@
 //! Takes time by the number of chunks. The bytes are not read: they were verified before they were written down, and a
 //! reader over the network verifies them again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tender_proto::{ChunkId, Coverage};
 
 use super::Core;
+use crate::arena::catalogue::OldNamespace;
 use crate::arena::record::{PartRecord, VersionId};
 use crate::arena::{Old, OldPart};
 use crate::index::{Key, Part, Version};
@@ -42,11 +43,11 @@ impl Core {
             discarded: old.discarded,
             ..Restored::default()
         };
-        let namespaces: HashMap<u32, Arc<Namespace>> = old
-            .namespaces
-            .into_iter()
+        let records = old.namespaces.len();
+        let namespaces: HashMap<u32, Arc<Namespace>> = each_once(old.namespaces)
             .map(|old| (old.entry.slot_index(), self.namespaces.restore(old)))
             .collect();
+        restored.dropped_records += (records - namespaces.len()) as u64;
         let all_parts = old.parts.len() as u64;
         let mut versions = Versions::new();
         for part in old.parts {
@@ -60,7 +61,7 @@ impl Core {
             std::cmp::Reverse((version.boot, written(parts)))
         });
         let mut whole = Vec::new();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for ((slot, chunk, _), parts) in in_order {
             let Some(namespace) = namespaces.get(&slot) else { continue };
             if let Some(version) = whole_version(namespace, parts)
@@ -84,6 +85,18 @@ impl Core {
         restored.log();
         restored
     }
+}
+
+/// Of several records of one namespace, which only damage can make, the one of the latest epoch, else the first. What
+/// names another one goes with it: its place may be taken by another namespace's record next.
+fn each_once(old: Vec<OldNamespace>) -> impl Iterator<Item = OldNamespace> {
+    let mut kept = HashMap::new();
+    for old in &old {
+        let this = (std::cmp::Reverse(old.epoch), old.entry.slot_index());
+        kept.entry(old.descriptor.digest()).and_modify(|best| *best = this.min(*best)).or_insert(this);
+    }
+    let kept: HashSet<u32> = kept.into_values().map(|(_, slot)| slot).collect();
+    old.into_iter().filter(move |old| kept.contains(&old.entry.slot_index()))
 }
 
 /// The chunk, if every part of it is there and all of them agree with each other and with the namespace.

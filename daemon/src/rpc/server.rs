@@ -61,11 +61,7 @@ async fn serve<C>(
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let store = StoreServer::new(StoreService(Arc::clone(&shared)))
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
-        .max_encoding_message_size(MAX_MESSAGE_BYTES);
-    let admin =
-        AdminServer::new(AdminService(Arc::clone(&shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let (store, admin) = services(&shared);
     let calls = shared.max_calls_per_connection;
     let phase = shared.phase.clone();
     Server::builder()
@@ -81,6 +77,29 @@ where
         .add_service(admin)
         .serve_with_incoming_shutdown(Open::while_accepting(incoming.then(unhurried), phase), stop)
         .await
+}
+
+fn services(shared: &Arc<Shared>) -> (StoreServer<StoreService>, AdminServer<AdminService>) {
+    let store = StoreServer::new(StoreService(Arc::clone(shared)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let admin =
+        AdminServer::new(AdminService(Arc::clone(shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
+    (store, admin)
+}
+
+/// One call as a connection would bring it, with all that happens to it on its way in and out.
+#[cfg(feature = "fuzzing")]
+pub(crate) async fn call(
+    shared: &Arc<Shared>,
+    request: http::Request<tonic::body::Body>,
+) -> http::Response<tonic::body::Body> {
+    use tower::ServiceExt;
+
+    let (store, admin) = services(shared);
+    let routes = tonic::service::Routes::new(store).add_service(admin);
+    let Ok(response) = routes.oneshot(request).await;
+    framed(typed(shared, response))
 }
 
 /// Accepts while the daemon does: who connects while it hands over waits in the queue for the next one.

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use tender_proto::GroupIndex;
 
+use super::super::truth::{page_places, scales_are_right, wrong_with};
 use super::super::*;
-use super::model::{axis, buffer, page_places, scales_are_right, wrong_with};
+use super::model::{axis, buffer};
 use super::orders::{ORDERS, Sizes};
 use super::scales::quantised;
 

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use tender_proto::{GroupIndex, PartIndex};
 
+use super::super::truth::{page_places, wrong_with};
 use super::super::*;
-use super::model::{Memory, axis, buffer, page_places, wrong_with};
+use super::model::{Memory, axis, buffer};
 
 /// The orders of layers, blocks, heads, tokens and content that vLLM knows.
 pub(super) const ORDERS: [&str; 6] = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"];

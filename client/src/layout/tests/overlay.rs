@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 use tender_proto::GroupIndex;
 
+use super::super::truth::wrong_with;
 use super::super::*;
-use super::model::{axis, buffer, wrong_with};
+use super::model::{axis, buffer};
 use super::orders::{ORDERS, Sizes};
 
 const START: u64 = 1 << 20;

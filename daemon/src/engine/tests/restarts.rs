@@ -8,7 +8,8 @@ use std::os::unix::fs::FileExt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::arena::record::RECORD_BYTES;
+use crate::arena::alloc::max_extents;
+use crate::arena::record::{NamespaceRecord, RECORD_BYTES, Record};
 
 /// Where records begin in the file.
 const RECORDS_AT: u64 = 4096;
@@ -233,6 +234,33 @@ fn a_damaged_record_is_dropped_and_counted_and_no_other() {
     let session = new.session();
     let ready: Vec<_> = (0..4).filter(|&n| new.is_ready(session, n)).collect();
     assert_eq!(ready, [0, 2, 3]);
+    assert_eq!(new.killed().engine.restored().dropped_records, 0, "it was cleared");
+}
+
+#[test]
+fn a_namespace_that_two_records_name_is_restored_once() {
+    let old = Bench::with_slots(8);
+    let session = old.session();
+    (0..4).for_each(|n| old.put(session, n));
+    // Namespace a once more: its record where chunk 1 had its own, its descriptor on another page.
+    let slots = u64::from(max_extents(8 * SLOT_BYTES)) + 256;
+    let descriptors = RECORDS_AT + (slots * RECORD_BYTES as u64).next_multiple_of(4096);
+    let new = old.killed_with(|file| {
+        let mut raw = [0; RECORD_BYTES];
+        file.read_exact_at(&mut raw, RECORDS_AT).unwrap();
+        let Some(Record::Namespace(record)) = Record::decode(&raw) else { panic!("{raw:?}") };
+        let mut descriptor = vec![0; usize::try_from(record.bytes).unwrap()];
+        file.read_exact_at(&mut descriptor, descriptors + record.offset_bytes).unwrap();
+        let again = Record::Namespace(NamespaceRecord { offset_bytes: 100 * 4096, ..record });
+        file.write_all_at(&descriptor, descriptors + 100 * 4096).unwrap();
+        file.write_all_at(&again.encode(), RECORDS_AT + 3 * RECORD_BYTES as u64).unwrap();
+    });
+    let restored = new.engine.restored();
+    assert_eq!((restored.chunks, restored.dropped_parts, restored.dropped_records), (3, 0, 1));
+    let session = new.session();
+    let ready: Vec<_> = (0..4).filter(|&n| new.is_ready(session, n)).collect();
+    assert_eq!(ready, [0, 2, 3]);
+    assert_eq!(new.audit().used_bytes, 3 * SLOT_BYTES);
     assert_eq!(new.killed().engine.restored().dropped_records, 0, "it was cleared");
 }
 
