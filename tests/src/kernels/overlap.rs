@@ -62,7 +62,7 @@ impl Transfers {
 
 /// Times the product alone, and beside loads that last longer than it.
 pub fn measure(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
-    let (n, blocks, loads): (u64, u32, usize) = if gpu.is_fake() { (24, 2, 2) } else { (4096, 64, 16) };
+    let (n, blocks, loads): (u64, u32, usize) = if gpu.is_fake() { (24, 2, 2) } else { (2048, 64, 16) };
     let bytes = usize::try_from(4 * n * n)?;
     let mut matrices = [gpu.bytes(bytes)?, gpu.bytes(bytes)?, gpu.bytes(bytes)?];
     let [a, b, c] = matrices.each_mut().map(|matrix| gpu.address_mut(matrix));
