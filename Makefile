@@ -12,7 +12,7 @@ CRATES := --workspace --exclude tender-kv
 MISTAKES := -p tender-tests -p tender-client --features tender-tests/mutants,tender-tests/faults,tender-client/mutants
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture soak test-python test-vllm bench sanitize clean
+.PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture oracle soak test-python test-vllm bench sanitize clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -78,14 +78,18 @@ torture: ## Kill, stop and cut off daemon and clients at random and check what i
 	@printf '\n=== Torture\n'
 	cargo run --locked -p tender-tests --bin tender-torture
 
-soak: ## The oracle over ever new seeds until it is stopped; prints each (FIRST=n begins elsewhere)
-	@printf '\n=== Soak\n'
+oracle: ## The oracle over ever new seeds until it is stopped; prints each (FIRST=n begins elsewhere)
+	@printf '\n=== Oracle\n'
 	cargo test --locked -p tender-tests --test oracle --no-run
 	@first=$${FIRST:-100000}; while true; do \
 		TENDER_ORACLE_VERBOSE=1 TENDER_ORACLE_FIRST=$$first TENDER_ORACLE_SEEDS=200 \
 			cargo test --locked --quiet -p tender-tests --test oracle -- --nocapture || exit 1; \
 		first=$$((first + 200)); \
 	done
+
+soak: ## Mixed load on a full arena for an hour, and whether memory and all else stayed flat (MINUTES=n)
+	@printf '\n=== Soak\n'
+	cargo run --locked --release -p tender-tests --bin tender-soak
 
 test-python: wheel ## Python tests that need no engine
 	@printf '\n=== Python tests\n'

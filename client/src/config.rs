@@ -162,9 +162,14 @@ pub struct ClientConfig {
     /// The pause after a refusal that repeating cannot mend, such as another version.
     #[serde(with = "humantime_serde")]
     pub refused_retry: Duration,
-    /// How long the lookups of one scheduler step may block it, all together.
+    /// What all calls of one scheduler step may take together. Lookups are waited for only as long as that leaves, and
+    /// steps that took longer all the same are counted.
     #[serde(with = "humantime_serde")]
-    pub lookup_wait: Duration,
+    pub step_budget: Duration,
+    /// How long a worker's step may gather what is to be stored, before and after its pass each. What does not fit is
+    /// skipped and counted.
+    #[serde(with = "humantime_serde")]
+    pub gather_budget: Duration,
     /// After this a lookup counts as a miss.
     #[serde(with = "humantime_serde")]
     pub lookup_deadline: Duration,
@@ -204,7 +209,9 @@ impl Default for ClientConfig {
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(5),
             refused_retry: Duration::from_secs(30),
-            lookup_wait: Duration::from_millis(5),
+            step_budget: Duration::from_millis(5),
+            // Half a gigabyte and more: what a pass that takes seconds makes final.
+            gather_budget: Duration::from_millis(250),
             lookup_deadline: Duration::from_millis(250),
             load_deadline: Duration::from_secs(5),
             store_deadline: Duration::from_secs(10),
@@ -230,6 +237,7 @@ impl ClientConfig {
     pub fn check(&self) -> Result<(), ClientError> {
         let positive = [
             ("connect_deadline", self.connect_deadline),
+            ("gather_budget", self.gather_budget),
             ("reconnect_min", self.reconnect_min),
             ("lookup_deadline", self.lookup_deadline),
             ("load_deadline", self.load_deadline),
@@ -391,10 +399,10 @@ mod tests {
     #[test]
     fn a_config_is_read_from_json_with_units() {
         let config: ClientConfig = serde_json::from_str(
-            r#"{"address":"tcp://h:1","lookup_wait":"2ms","staging_bytes":"64 MiB","breaker":{"failures":2}}"#,
+            r#"{"address":"tcp://h:1","step_budget":"2ms","staging_bytes":"64 MiB","breaker":{"failures":2}}"#,
         )
         .unwrap();
-        assert_eq!(config.lookup_wait, Duration::from_millis(2));
+        assert_eq!(config.step_budget, Duration::from_millis(2));
         assert_eq!(config.staging_bytes, ByteSize::mib(64));
         assert_eq!(config.breaker.failures, 2);
         assert_eq!(config.breaker.open_min, BreakerConfig::default().open_min);

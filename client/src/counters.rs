@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tender_proto::Reason;
@@ -17,6 +18,8 @@ pub(crate) enum Skip {
     StagingFull,
     /// The threads that store are too far behind.
     QueueFull,
+    /// The step had gathered for as long as it may.
+    OverBudget,
     /// Larger than the daemon stores or staging holds.
     TooLarge,
     /// The blocks named do not fit the layout.
@@ -38,9 +41,10 @@ pub(crate) enum Skip {
 }
 
 impl Skip {
-    const LOCAL: [Self; 10] = [
+    const LOCAL: [Self; 11] = [
         Self::StagingFull,
         Self::QueueFull,
+        Self::OverBudget,
         Self::TooLarge,
         Self::BadBlocks,
         Self::RingFull,
@@ -55,6 +59,7 @@ impl Skip {
         match self {
             Self::StagingFull => "staging_full",
             Self::QueueFull => "queue_full",
+            Self::OverBudget => "over_budget",
             Self::TooLarge => "larger_than_allowed",
             Self::BadBlocks => "bad_blocks",
             Self::RingFull => "device_ring_full",
@@ -161,13 +166,17 @@ counters! {
     sessions_lost,
     /// Times the breaker opened.
     breaker_opened,
+    /// Steps that took longer than their budget: `step_budget` of a scheduler, `gather_budget` of a worker.
+    slow_steps,
+    /// The longest step so far in microseconds: all calls of a scheduler, or one gather of a worker.
+    longest_step_us,
     /// Plans that could not be read.
     bad_plans,
     /// Panics caught. The first one switches the side off.
     panics,
 }
 
-/// One number that only grows.
+/// One number that only grows; most of them count something.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -177,6 +186,10 @@ impl Count {
     }
     pub(crate) fn one(&self) {
         self.add(1);
+    }
+    /// For the largest of something.
+    pub(crate) fn at_least(&self, n: u64) {
+        self.0.fetch_max(n, Ordering::Relaxed);
     }
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -215,6 +228,13 @@ fn put(into: &mut BTreeMap<String, u64>, label: &str, count: u64) {
 }
 
 impl Tally {
+    /// A step kept the engine waiting for so long.
+    pub(crate) fn step_took(&self, took: Duration, budget: Duration) {
+        self.longest_step_us.at_least(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        if took > budget {
+            self.slow_steps.one();
+        }
+    }
     /// `chunks` chunks of a load failed.
     pub(crate) fn load_failed(&self, reason: Reason, chunks: u64) {
         self.load_failures.add(reason, chunks);

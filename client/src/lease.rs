@@ -36,9 +36,10 @@ impl HeldLease {
         now < self.grant.until && !self.session.has_ended()
     }
 
-    /// Ends it. `Ok(true)` alone means that what was read under it may be used.
-    pub(crate) fn release(mut self, deadline: Instant) -> Result<bool, Reason> {
-        let release = self.session.calls.release(self.grant.id);
+    /// Ends it. `Ok(true)` alone means that what was read under it may be used. The chunks at the positions `suspects`
+    /// of the lookup were read and did not match their digests.
+    pub(crate) fn release(mut self, deadline: Instant, suspects: &[u32]) -> Result<bool, Reason> {
+        let release = self.session.calls.release(self.grant.id, suspects);
         let live = self.client.ask_blocking(&self.session, deadline, Pace::Quick, release);
         // Unanswered: try again in the background, since the daemon may not have heard it.
         self.released = live.is_ok();
@@ -54,7 +55,7 @@ impl Drop for HeldLease {
         let (session, id) = (Arc::clone(&self.session), self.grant.id);
         self.client.runtime().spawn(async move {
             // Past the breaker: this asks for nothing.
-            _ = tokio::time::timeout(QUIET_RELEASE, session.calls.release(id)).await;
+            _ = tokio::time::timeout(QUIET_RELEASE, session.calls.release(id, &[])).await;
         });
     }
 }

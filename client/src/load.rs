@@ -181,7 +181,10 @@ impl Loader {
         // While the lease still holds: until then copies may read under it.
         let loading = loading.lock().take();
         let copied = loading.map_or(Err(Reason::Internal), |loading| loading.finish(deadline));
-        let fate = match lease.release(deadline) {
+        let bad = ask.items.iter().zip(&read).filter(|(_, result)| **result == Err(Reason::BadDigest));
+        let mut suspects: Vec<_> = bad.map(|(item, _)| item.chunk_index).collect();
+        suspects.dedup();
+        let fate = match lease.release(deadline, &suspects) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Reason::LeaseExpired),
             Err(reason) => Err(reason),

@@ -65,18 +65,26 @@ pub(crate) struct Saver {
 
 impl Saver {
     /// Takes a snapshot of the chunks' blocks as they are now, in the order of the engine's stream; storing it follows
-    /// in the background. `planned_epoch` is that of the plan: what was planned before a reset is skipped.
+    /// in the background. `planned_epoch` is that of the plan: what was planned before a reset is skipped. So is what the
+    /// budget leaves no time for; the first chunk always has its turn.
     pub(crate) fn gather(&self, jobs: &[StoreJob], planned_epoch: Option<u64>, on: EngineStream) {
         if jobs.is_empty() {
             return;
         }
+        let (begin, budget) = (Instant::now(), self.rank.client.config().gather_budget);
+        let tally = self.rank.client.tally();
         let mut gathering = self.rank.carrier.gather(on);
-        for job in jobs {
+        for (done, job) in jobs.iter().enumerate() {
+            if done > 0 && begin.elapsed() >= budget {
+                jobs[done..].iter().for_each(|_| tally.store_skipped(Skip::OverBudget));
+                break;
+            }
             if let Err(skip) = self.try_gather(job, planned_epoch, &mut *gathering) {
-                self.rank.client.tally().store_skipped(skip);
+                tally.store_skipped(skip);
             }
         }
         gathering.finish();
+        tally.step_took(begin.elapsed(), budget);
     }
 
     /// All parts of the chunk that this rank stores, or none: with one missing it would never be ready.

@@ -1,7 +1,8 @@
 //! The scheduler's half of a client: it asks how much of a prompt the daemon holds and plans what moves.
 //!
-//! All calls come from one engine thread. The only one that waits is [`SchedulerSide::match_prefix`], and the
-//! matches of one step wait together for at most `lookup_wait`.
+//! All calls come from one engine thread. The only one that waits is [`SchedulerSide::match_prefix`], and only for as
+//! long as all calls of a step together stay within `step_budget`. What exceeds it all the same, such as the hashing of a
+//! very long prompt, is counted. [`SchedulerSide::reset`] belongs to no step: it asks the daemon and waits.
 
 mod lookup;
 #[cfg(test)]
@@ -9,7 +10,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tender_proto::{Descriptor, NamespaceDigest};
@@ -49,8 +50,8 @@ struct State {
     /// `None` until the workers have described their layout.
     planned: Option<Planned>,
     requests: HashMap<String, Request>,
-    /// What is left of `lookup_wait` in this step.
-    wait_left: Duration,
+    /// What the calls of this step have taken so far.
+    spent: Duration,
 }
 
 #[derive(Debug)]
@@ -74,10 +75,9 @@ struct Request {
 impl SchedulerSide {
     /// Starts a scheduler. Nothing matches and nothing is planned until [`SchedulerSide::set_descriptor`].
     pub fn new(config: ClientConfig, plan: PlanConfig) -> Result<Self, ClientError> {
-        let state = State { wait_left: config.lookup_wait, ..State::default() };
         let client = Client::new(config, Purpose::Lookups)?;
         let fuse = Fuse::new(Arc::clone(client.tally()));
-        Ok(Self { client, plan, fuse, state: Mutex::new(state) })
+        Ok(Self { client, plan, fuse, state: Mutex::default() })
     }
 
     /// Tells what the workers registered. Requests from before are not cached. Repeating the same descriptor
@@ -121,8 +121,33 @@ impl SchedulerSide {
         self.guarded("match_prefix", || Match::None, |state| self.try_match(state, id, tokens, computed))
     }
 
+    /// Whether the last [`SchedulerSide::match_prefix`] of this request, which said "later", would still say so. Spares
+    /// the caller the tokens, of which there may be very many, in every step until the answer comes.
+    pub fn still_waits(&self, id: &str) -> bool {
+        self.guarded(
+            "still_waits",
+            || false,
+            |state| {
+                let until = self.until(state.spent);
+                let Some(request) = state.requests.get_mut(id) else { return false };
+                let waits =
+                    request.lookup.is_under_way() && request.lookup.settle(&self.client, until).is_none();
+                if waits {
+                    self.client.tally().lookups_later.one();
+                }
+                waits
+            },
+        )
+    }
+
+    /// How long a call that begins now may wait, when those of its step before it have taken so much.
+    fn until(&self, spent: Duration) -> Instant {
+        Instant::now() + self.client.config().step_budget.saturating_sub(spent)
+    }
+
     fn try_match(&self, state: &mut State, id: &str, tokens: &[u32], computed: u64) -> Match {
-        let State { planned: Some(planned), requests, wait_left } = state else { return Match::None };
+        let until = self.until(state.spent);
+        let State { planned: Some(planned), requests, .. } = state else { return Match::None };
         let Some(request) = requests.get_mut(id) else { return Match::None };
         let keys = planned.planner.lookup_keys(id, tokens);
         request.asked_tokens = Some((tokens.len() as u64).saturating_sub(computed));
@@ -139,7 +164,7 @@ impl SchedulerSide {
                 Err(reason) => Lookup::failed(&self.client, reason),
             };
         }
-        let Some(answered) = request.lookup.settle(&self.client, wait_left) else {
+        let Some(answered) = request.lookup.settle(&self.client, until) else {
             self.client.tally().lookups_later.one();
             return Match::Later;
         };
@@ -176,8 +201,7 @@ impl SchedulerSide {
 
     /// Plans a step; the bytes go to every worker. Empty when there is nothing to do.
     pub fn step(&self, mut input: StepInput) -> Vec<u8> {
-        self.guarded("step", Vec::new, |state| {
-            state.wait_left = self.client.config().lookup_wait;
+        let plan = self.guarded("step", Vec::new, |state| {
             let State { planned: Some(planned), requests, .. } = state else { return Vec::new() };
             input.requests.retain(|scheduled| requests.contains_key(&scheduled.id));
             input.preempted.retain(|id| requests.contains_key(id));
@@ -186,7 +210,15 @@ impl SchedulerSide {
             }
             let plan = StepPlan { epoch: planned.epoch, ..planned.planner.step(input) };
             plan.encode()
-        })
+        });
+        self.end_step();
+        plan
+    }
+
+    /// The engine's next call belongs to another step.
+    fn end_step(&self) {
+        let took = std::mem::take(&mut self.state.lock().spent);
+        self.client.tally().step_took(took, self.client.config().step_budget);
     }
 
     /// A request is over.
@@ -273,6 +305,12 @@ impl SchedulerSide {
         otherwise: impl FnOnce() -> T,
         body: impl FnOnce(&mut State) -> T,
     ) -> T {
-        self.fuse.run(what, otherwise, || body(&mut self.state.lock()))
+        self.fuse.run(what, otherwise, || {
+            let begin = Instant::now();
+            let mut state = self.state.lock();
+            let done = body(&mut state);
+            state.spent += begin.elapsed();
+            done
+        })
     }
 }

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use tender_proto::limits::PROTOCOL_VERSION;
@@ -27,6 +27,10 @@ use crate::retry::Backoff;
 use crate::transport::calls::{Calls, nonsense, refusal, store_client};
 use crate::transport::connect::connect;
 use crate::transport::{Transport, grpc, shm};
+
+/// Events of a session are rare: a heartbeat in seconds. They are read no faster than this, since each takes the lock
+/// under which engine threads look for their session.
+const EVENT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Whether there is a session.
 #[derive(Clone, Debug)]
@@ -172,7 +176,7 @@ async fn live(shared: &Arc<Shared>, backoff: &mut Backoff) -> Lost {
         return why.into();
     }
     shared.breaker.reset();
-    backoff.reset();
+    let up = Instant::now();
     shared.tally.sessions.one();
     tracing::info!(
         address = %shared.config.address, session = %session.calls.session(),
@@ -180,8 +184,13 @@ async fn live(shared: &Arc<Shared>, backoff: &mut Backoff) -> Lost {
     );
     shared.link.send_replace(Link::Up(Arc::clone(&session)));
     let why = watch(shared, &session, stream).await;
+    // A daemon that ends every session at once is asked ever more rarely, whatever it announces.
+    let lasted = up.elapsed();
+    if lasted > shared.config.reconnect_max {
+        backoff.reset();
+    }
     shared.tally.sessions_lost.one();
-    Lost { why, announced: session.is_draining() }
+    Lost { why, announced: session.is_draining() && lasted > shared.config.reconnect_min }
 }
 
 struct EndGuard<'a> {
@@ -310,8 +319,9 @@ async fn watch(shared: &Shared, session: &Arc<Session>, mut stream: Streaming<v1
             }
             event = stream.message() => match event {
                 Ok(Some(v1::SessionEvent { event: Some(Event::Draining(_)) })) => {
-                    session.draining.store(true, Ordering::Relaxed);
-                    tracing::info!(session = %session.calls.session(), "the daemon is draining");
+                    if !session.draining.swap(true, Ordering::Relaxed) {
+                        tracing::info!(session = %session.calls.session(), "the daemon is draining");
+                    }
                 }
                 Ok(Some(v1::SessionEvent { event: Some(Event::Reset(_)) })) => {
                     if let Err(why) = register(shared, session, |_| true).await {
@@ -319,13 +329,15 @@ async fn watch(shared: &Shared, session: &Arc<Session>, mut stream: Streaming<v1
                     }
                 }
                 // Heartbeats, and events of newer daemons.
-                Ok(Some(_)) => continue,
+                Ok(Some(_)) => {}
                 Ok(None) => return Refusal::new(Reason::Unreachable, "the session", "the daemon closed it"),
                 Err(status) => return refusal(status),
             },
         }
         // For those who wait for a namespace, and for the counters.
         shared.link.send_replace(Link::Up(Arc::clone(session)));
+        // A daemon that chatters without end gets no more of us than this; what it says meanwhile waits at its side.
+        tokio::time::sleep(EVENT_PAUSE).await;
     }
 }
 

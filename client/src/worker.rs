@@ -1,7 +1,8 @@
 //! The worker's half of a client: it moves the bytes that a step plan names.
 //!
 //! Everything the engine calls returns at once, except [`WorkerSide::begin_step`] and [`WorkerSide::end_step`],
-//! which copy the blocks to be stored into staging first, and [`WorkerSide::flush`], which waits by order.
+//! which copy the blocks to be stored into staging first, for `gather_budget` at most, and [`WorkerSide::flush`], which
+//! waits by order.
 
 #[cfg(test)]
 mod tests;

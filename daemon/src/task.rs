@@ -36,6 +36,12 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(move || span.in_scope(work)).await
 }
 
+/// The same for work whose end nobody waits for.
+pub(crate) fn aside(name: &'static str, work: impl FnOnce() + Send + 'static) {
+    let span = tracing::debug_span!("work", name);
+    drop(tokio::task::spawn_blocking(move || span.in_scope(work)));
+}
+
 /// Tasks of one kind that come and go; all of them end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Group {

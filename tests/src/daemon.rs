@@ -18,6 +18,7 @@ use tender_proto::limits::FRAME_PAYLOAD_BYTES;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
+use crate::hostile::Manner;
 use crate::raw::{RawClient, Target};
 
 /// Block size at which a chunk of [`crate::fixture::small`] fills one slot of [`Setup::slots`] exactly.
@@ -43,6 +44,10 @@ pub struct Setup {
     pub max_namespaces: usize,
     /// Payload of one frame, both ways.
     pub max_frame_bytes: usize,
+    /// Whether it verifies what it holds in the background.
+    pub scrub: bool,
+    /// What a child process logs.
+    pub log_level: &'static str,
 }
 
 impl Default for Setup {
@@ -55,6 +60,8 @@ impl Default for Setup {
             max_sessions: 4096,
             max_namespaces: 4096,
             max_frame_bytes: FRAME_PAYLOAD_BYTES,
+            scrub: true,
+            log_level: "warn",
         }
     }
 }
@@ -74,6 +81,9 @@ impl Setup {
             max_frame_bytes: self.max_frame_bytes,
             ..Config::default()
         };
+        if !self.scrub {
+            config.scrub_bytes_per_second = 0;
+        }
         let engine = &mut config.engine;
         engine.arena.place = dir.join("arena");
         engine.arena.bytes = self.arena_bytes;
@@ -221,7 +231,8 @@ pub fn client_config(address: Address, transport: TransportChoice) -> ClientConf
         staging_bytes: bytesize::ByteSize::mib(8),
         reconnect_min: Duration::from_millis(20),
         reconnect_max: Duration::from_millis(200),
-        lookup_wait: Duration::from_secs(5),
+        step_budget: Duration::from_secs(5),
+        gather_budget: Duration::from_secs(5),
         lookup_deadline: Duration::from_secs(5),
         client_name: "tests".into(),
         ..ClientConfig::new(address)
@@ -309,9 +320,24 @@ impl ChildDaemon {
         self.process.kill().expect("our own child");
         self.process.wait().expect("our own child");
     }
-    /// SIGSTOP: it stands still, and its connections stay open.
+    /// SIGSTOP: it stands still, its connections stay open, until [`ChildDaemon::go_on`]. Returns when all of its
+    /// threads have stopped: until one of them has got round to the signal, the others serve on.
     pub fn pause(&self) {
         self.signal(Signal::SIGSTOP);
+        let give_up = Instant::now() + START_DEADLINE;
+        while !self.has_stopped() {
+            assert!(Instant::now() < give_up, "tenderd does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fn has_stopped(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("our own child");
+        let stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let status = std::fs::read_to_string(task.expect("a thread").path().join("status"));
+            // A thread that has ended meanwhile does nothing either.
+            status.map_or(true, |status| status.contains("State:\tT"))
+        };
+        tasks.into_iter().all(stopped)
     }
     /// SIGCONT.
     pub fn go_on(&self) {
@@ -388,7 +414,7 @@ impl ChildDaemon {
 
     fn serving(setup: &Setup, dir: &Path) -> Command {
         let mut command = Self::with_setup(setup, dir);
-        command.args(["--log-level", "warn"]);
+        command.args(["--log-level", setup.log_level]);
         command
     }
 
@@ -451,9 +477,23 @@ impl Peer {
     /// Starts the program at `path` for the namespace `fixture::small(model, SLOT_BLOCK_BYTES)` and waits until
     /// it is in the state `what`.
     pub async fn start(path: &str, socket: &Path, model: &str, what: &str) -> Self {
-        let mut child = tokio::process::Command::new(path)
-            .arg(socket)
-            .args([model, &SLOT_BLOCK_BYTES.to_string(), what])
+        let mut command = tokio::process::Command::new(path);
+        command.arg(socket).args([model, &SLOT_BLOCK_BYTES.to_string(), what]);
+        let (peer, line) = Self::spawn(command).await;
+        assert_eq!(line, "ready", "the peer failed");
+        peer
+    }
+    /// Starts the program at `path` as a daemon that does not keep the contract, see [`crate::hostile`]. Its address.
+    pub async fn hostile(path: &str, manner: Manner, part_bytes: u64, coverage_bits: u64) -> (Self, Address) {
+        let mut command = tokio::process::Command::new(path);
+        command.args(["hostile", &part_bytes.to_string(), &coverage_bits.to_string()]);
+        command.arg(format!("{manner:?}"));
+        let (peer, port) = Self::spawn(command).await;
+        (peer, format!("tcp://127.0.0.1:{port}").parse().expect("an address"))
+    }
+    /// The process and the first line that it prints.
+    async fn spawn(mut command: tokio::process::Command) -> (Self, String) {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -464,8 +504,7 @@ impl Peer {
         let mut output = BufReader::new(output);
         let reading = tokio::time::timeout(START_DEADLINE, output.read_line(&mut line));
         reading.await.expect("the peer gets ready").expect("its output");
-        assert_eq!(line.trim(), "ready", "the peer failed");
-        Self(child)
+        (Self(child), line.trim().to_owned())
     }
     /// SIGKILL: no destructor, no farewell.
     pub async fn kill(mut self) {

@@ -9,25 +9,30 @@
 //! * [`oracle`]: engines of every kind, drawn from a seed, driven through random schedules.
 //! * [`successor`]: one that takes over from a daemon and goes wrong at any step.
 //! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
-//! * [`proxy`]: a network that breaks on demand.
+//! * [`proxy`]: a network that breaks on demand; [`hostile`]: a daemon that does not keep the contract.
 //! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
 //! * [`conserve`]: nothing lost, nothing leaked.
+//! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
 pub mod conserve;
 pub mod daemon;
 pub mod fixture;
 pub mod fuzz;
+pub mod hostile;
 pub mod kernels;
 pub mod keys;
 pub mod mixed;
 pub mod model;
 pub mod oracle;
 pub mod pattern;
+pub mod process;
 pub mod proxy;
 pub mod raw;
+pub mod soak;
+pub mod stall;
 mod stream;
 pub mod successor;
 pub mod torture;

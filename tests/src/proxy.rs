@@ -20,6 +20,10 @@ pub enum Mode {
     Pass,
     /// Each piece (at most 16 KiB) is passed on after this time.
     Delay(Duration),
+    /// Single bytes are passed on, each after this time.
+    Drip(Duration),
+    /// Of every piece one bit is another when it is passed on.
+    Garble,
     /// They vanish, both ways; connections stay open.
     BlackHole,
     /// Nobody reads them, so that the sender's buffers fill.
@@ -35,6 +39,27 @@ struct Control {
     cut: u64,
     // The daemon's bytes that may still pass before everything is cut.
     fuse_bytes: Option<u64>,
+    // The byte that arrives with one bit changed: its way, its number on that way, and its bit.
+    flip: Option<(Way, u64, u8)>,
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// Requests.
+    ToDaemon,
+    /// Answers.
+    FromDaemon,
+}
+
+/// Bytes that came so far, by way.
+#[derive(Debug, Default)]
+struct Passed([AtomicU64; 2]);
+
+impl Passed {
+    fn of(&self, way: Way) -> &AtomicU64 {
+        &self.0[usize::from(way == Way::FromDaemon)]
+    }
 }
 
 /// The relay. It and its connections end when it is dropped.
@@ -42,7 +67,7 @@ struct Control {
 pub struct Proxy {
     address: SocketAddr,
     control: watch::Sender<Control>,
-    from_daemon: Arc<AtomicU64>,
+    passed: Arc<Passed>,
     _tasks: JoinSet<()>,
 }
 
@@ -51,11 +76,12 @@ impl Proxy {
     pub async fn start(upstream: Target) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let (control, watched) = watch::channel(Control { mode: Mode::Pass, cut: 0, fuse_bytes: None });
-        let from_daemon = Arc::new(AtomicU64::new(0));
+        let control = Control { mode: Mode::Pass, cut: 0, fuse_bytes: None, flip: None };
+        let (control, watched) = watch::channel(control);
+        let passed = Arc::new(Passed::default());
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, upstream, watched, from_daemon.clone()));
-        Ok(Self { address, control, from_daemon, _tasks: tasks })
+        tasks.spawn(accept(listener, upstream, watched, passed.clone()));
+        Ok(Self { address, control, passed, _tasks: tasks })
     }
     /// Where clients connect.
     pub fn target(&self) -> Target {
@@ -75,7 +101,7 @@ impl Proxy {
     }
     /// Cuts every connection once the daemon has sent this many bytes more; new ones work.
     pub fn cut_after(&self, bytes: u64) {
-        let at = self.from_daemon.load(Ordering::SeqCst) + bytes;
+        let at = self.daemon_bytes() + bytes;
         self.control.send_modify(|control| control.fuse_bytes = Some(at));
     }
     /// Forgets what [`Proxy::cut_after`] asked for.
@@ -84,7 +110,22 @@ impl Proxy {
     }
     /// Bytes that came from the daemon so far.
     pub fn daemon_bytes(&self) -> u64 {
-        self.from_daemon.load(Ordering::SeqCst)
+        self.passed_bytes(Way::FromDaemon)
+    }
+    /// Bytes that came so far.
+    pub fn passed_bytes(&self, way: Way) -> u64 {
+        self.passed.of(way).load(Ordering::SeqCst)
+    }
+    /// Changes one bit of the byte that comes after `bytes` more of this way, and nothing else. An earlier wish that has
+    /// not come true is forgotten.
+    pub fn flip_after(&self, way: Way, bytes: u64, bit: u8) {
+        let at = self.passed_bytes(way) + bytes;
+        self.control.send_modify(|control| control.flip = Some((way, at, bit)));
+    }
+    /// Whether the byte of the last [`Proxy::flip_after`] has passed.
+    pub fn has_flipped(&self) -> bool {
+        let flip = self.control.borrow().flip;
+        flip.is_some_and(|(way, at, _)| self.passed_bytes(way) > at)
     }
 }
 
@@ -95,7 +136,7 @@ async fn accept(
     listener: TcpListener,
     upstream: Target,
     control: watch::Receiver<Control>,
-    from_daemon: Arc<AtomicU64>,
+    passed: Arc<Passed>,
 ) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
@@ -113,7 +154,7 @@ async fn accept(
                 Err(_) => continue,
             },
         };
-        connections.spawn(relay(client, daemon, control.clone(), from_daemon.clone()));
+        connections.spawn(relay(client, daemon, control.clone(), passed.clone()));
     }
 }
 
@@ -121,7 +162,7 @@ async fn relay(
     client: TcpStream,
     daemon: Box<dyn Wire>,
     control: watch::Receiver<Control>,
-    from_daemon: Arc<AtomicU64>,
+    passed: Arc<Passed>,
 ) {
     let began = control.borrow().cut;
     let (client_read, client_write) = tokio::io::split(client);
@@ -130,8 +171,8 @@ async fn relay(
     let cut = watching.wait_for(|now| now.cut != began || now.mode == Mode::Refuse);
     tokio::select! {
         _ = cut => {}
-        () = pump(client_read, daemon_write, control.clone(), None) => {}
-        () = pump(daemon_read, client_write, control.clone(), Some(from_daemon)) => {}
+        () = pump(client_read, daemon_write, control.clone(), Way::ToDaemon, &passed) => {}
+        () = pump(daemon_read, client_write, control.clone(), Way::FromDaemon, &passed) => {}
     }
 }
 
@@ -139,7 +180,8 @@ async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut control: watch::Receiver<Control>,
-    counter: Option<Arc<AtomicU64>>,
+    way: Way,
+    passed: &Passed,
 ) {
     let mut buffer = vec![0; 16 << 10];
     loop {
@@ -148,16 +190,21 @@ async fn pump(
         }
         let mut limit = buffer.len();
         let fuse = control.borrow().fuse_bytes;
-        if let (Some(counter), Some(fuse)) = (&counter, fuse) {
-            let left = fuse.saturating_sub(counter.load(Ordering::SeqCst));
+        if let (Way::FromDaemon, Some(fuse)) = (way, fuse) {
+            let left = fuse.saturating_sub(passed.of(way).load(Ordering::SeqCst));
             if left == 0 {
                 return;
             }
             limit = limit.min(usize::try_from(left).unwrap_or(limit));
         }
         let Ok(count @ 1..) = from.read(&mut buffer[..limit]).await else { return };
-        if let Some(counter) = &counter {
-            counter.fetch_add(count as u64, Ordering::SeqCst);
+        let piece = &mut buffer[..count];
+        let first = passed.of(way).fetch_add(count as u64, Ordering::SeqCst);
+        if let Some((flipped, at, bit)) = control.borrow().flip
+            && let (true, Some(index)) = (flipped == way, at.checked_sub(first))
+            && let Some(byte) = usize::try_from(index).ok().and_then(|index| piece.get_mut(index))
+        {
+            *byte ^= 1 << (bit % 8);
         }
         // A read may have begun before somebody stopped reading.
         let mode = match control.wait_for(|now| now.mode != Mode::StopReading).await {
@@ -167,12 +214,40 @@ async fn pump(
         match mode {
             Mode::BlackHole => continue,
             Mode::Delay(by) => tokio::time::sleep(by).await,
+            // Elsewhere on the way back, or an echo would be whole again.
+            Mode::Garble => piece[if way == Way::ToDaemon { count / 3 } else { count / 2 }] ^= 0x10,
+            Mode::Drip(by) => {
+                if drip(&mut to, piece, by, &control).await.is_err() {
+                    return;
+                }
+                continue;
+            }
             _ => {}
         }
-        if to.write_all(&buffer[..count]).await.is_err() {
+        if to.write_all(piece).await.is_err() {
             return;
         }
     }
+}
+
+/// Passes a piece on byte by byte, for as long as bytes are to drip.
+async fn drip(
+    to: &mut (impl AsyncWrite + Unpin),
+    piece: &[u8],
+    by: Duration,
+    control: &watch::Receiver<Control>,
+) -> io::Result<()> {
+    let mut rest = piece;
+    while let [byte, later @ ..] = rest {
+        let mode = control.borrow().mode;
+        if !matches!(mode, Mode::Drip(_)) {
+            break;
+        }
+        tokio::time::sleep(by).await;
+        to.write_all(&[*byte]).await?;
+        rest = later;
+    }
+    to.write_all(rest).await
 }
 
 #[cfg(test)]
@@ -212,6 +287,18 @@ mod tests {
         assert_eq!(ask(&mut stream).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         proxy.set(Mode::Pass);
         assert_eq!(ask(&mut stream).await.unwrap(), b"hello");
+        proxy.flip_after(Way::ToDaemon, 1, 0);
+        assert!(!proxy.has_flipped());
+        assert_eq!(ask(&mut stream).await.unwrap(), b"hdllo");
+        assert!(proxy.has_flipped());
+        proxy.flip_after(Way::FromDaemon, 4, 5);
+        assert_eq!(ask(&mut stream).await.unwrap(), b"hellO");
+        assert_eq!(ask(&mut stream).await.unwrap(), b"hello");
+        proxy.set(Mode::Drip(Duration::from_millis(1)));
+        assert_eq!(ask(&mut stream).await.unwrap(), b"hello");
+        proxy.set(Mode::Garble);
+        assert_ne!(ask(&mut stream).await.unwrap(), b"hello");
+        proxy.set(Mode::Pass);
         proxy.cut();
         assert!(ask(&mut stream).await.is_err());
         let mut stream = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();

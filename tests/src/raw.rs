@@ -263,7 +263,18 @@ impl RawSession {
 
     /// Ends leases.
     pub async fn release(&self, lease_ids: &[u64]) -> Result<Vec<v1::LeaseOutcome>, Status> {
-        let request = v1::ReleaseRequest { session_id: self.id.clone(), lease_ids: lease_ids.to_vec() };
+        self.release_doubting(lease_ids, &[]).await
+    }
+    /// Ends leases, and says that chunks of the first of them did not match their digests.
+    pub async fn release_doubting(
+        &self,
+        lease_ids: &[u64],
+        suspects: &[u32],
+    ) -> Result<Vec<v1::LeaseOutcome>, Status> {
+        let lease_id = lease_ids.first().copied().unwrap_or(0);
+        let suspects = suspects.iter().map(|&chunk_index| v1::Suspect { lease_id, chunk_index }).collect();
+        let session_id = self.id.clone();
+        let request = v1::ReleaseRequest { session_id, lease_ids: lease_ids.to_vec(), suspects };
         let answer = within(self.client.store.clone().release(request)).await?.into_inner();
         assert_eq!(answer.outcomes.len(), lease_ids.len(), "one outcome for each lease");
         Ok(answer.outcomes().collect())

@@ -74,6 +74,11 @@ impl Scheduler {
         }
     }
 
+    /// Whether match_prefix, which said None, would still say so. Needs no tokens.
+    fn still_waits(&self, py: Python<'_>, id: &str) -> bool {
+        py.detach(|| self.0.still_waits(id))
+    }
+
     /// The engine gave the request these blocks (its whole table, by group) and takes so many tokens of the match.
     fn allocated(&self, py: Python<'_>, id: &str, blocks: Vec<Vec<u32>>, external_tokens: u64) {
         py.detach(|| self.0.allocated(id, &blocks, external_tokens));

@@ -69,6 +69,10 @@ impl Lookup {
         Self::Answered(Answered { views: Vec::new(), lease: None, at: Instant::now() })
     }
 
+    pub(super) fn is_under_way(&self) -> bool {
+        matches!(self, Self::UnderWay(_))
+    }
+
     /// Forgets an answer that is too old, or is for another number of chunks than are asked for now.
     pub(super) fn forget_stale(&mut self, keys: usize) {
         let Self::Answered(answered) = self else { return };
@@ -82,10 +86,10 @@ impl Lookup {
         }
     }
 
-    /// Waits for an answer as long as `wait_left` allows, and takes from it. `None`: not yet.
-    pub(super) fn settle(&mut self, client: &Client, wait_left: &mut Duration) -> Option<&mut Answered> {
+    /// Waits for an answer until `until` at the latest. `None`: not yet.
+    pub(super) fn settle(&mut self, client: &Client, until: Instant) -> Option<&mut Answered> {
         if let Self::UnderWay(under_way) = self {
-            *self = match under_way.wait(client.config().lookup_deadline, wait_left)? {
+            *self = match under_way.wait(client.config().lookup_deadline, until)? {
                 Ok(answered) => {
                     let missed = answered.views.iter().filter(|view| !matches!(view, ChunkView::Ready(_)));
                     client.tally().missed_chunks.add(missed.count() as u64);
@@ -110,15 +114,13 @@ impl Lookup {
 }
 
 impl UnderWay {
-    fn wait(&self, limit: Duration, wait_left: &mut Duration) -> Option<Result<Answered, Reason>> {
-        let start = Instant::now();
-        let left = limit.saturating_sub(start.duration_since(self.since));
+    fn wait(&self, limit: Duration, until: Instant) -> Option<Result<Answered, Reason>> {
+        let left = until.min(self.since + limit).saturating_duration_since(Instant::now());
         let answer = match self.answer.try_recv() {
-            Err(TryRecvError::Empty) => self.answer.recv_timeout(left.min(*wait_left)).ok(),
+            Err(TryRecvError::Empty) => self.answer.recv_timeout(left).ok(),
             Ok(answer) => Some(answer),
             Err(TryRecvError::Disconnected) => Some(Err(Reason::Internal)),
         };
-        *wait_left = wait_left.saturating_sub(start.elapsed());
         answer.or_else(|| (self.since.elapsed() >= limit).then_some(Err(Reason::Deadline)))
     }
 }

@@ -44,7 +44,7 @@ impl Rig {
         let daemon = FakeDaemon::start();
         let mut config = ClientConfig::new(daemon.address.clone());
         // A test machine may be slow: what is not about waiting waits for the answer.
-        config.lookup_wait = Duration::from_secs(20);
+        config.step_budget = Duration::from_secs(20);
         config.lookup_deadline = Duration::from_secs(20);
         change(&mut config);
         let scheduler = SchedulerSide::new(config, PlanConfig::default()).unwrap();
@@ -145,16 +145,19 @@ fn an_end_before_the_answer_or_before_the_load_gives_the_lease_back() {
 #[test]
 fn a_slow_answer_means_later_and_too_slow_means_none() {
     let rig = Rig::start(|config| {
-        config.lookup_wait = Duration::from_millis(5);
+        config.step_budget = Duration::from_millis(5);
         config.lookup_deadline = Duration::from_millis(200);
     });
     rig.daemon.play(Trick::Stall);
     let tokens = rig.request("a", 301);
+    assert!(!rig.scheduler.still_waits("a"), "it was not asked for");
     assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
+    assert!(rig.scheduler.still_waits("a"));
     rig.eventually("the deadline passes", |rig| {
         rig.scheduler.step(StepInput::default());
-        rig.scheduler.match_prefix("a", &tokens, 0) == Match::None
+        !rig.scheduler.still_waits("a")
     });
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
     let counters = rig.scheduler.counters();
     assert_eq!(counters.lookup_failures["deadline"], 1);
     assert!(counters.lookups_later >= 1);
@@ -163,7 +166,7 @@ fn a_slow_answer_means_later_and_too_slow_means_none() {
 #[test]
 fn the_lookups_of_one_step_wait_together_no_longer_than_one() {
     let rig = Rig::start(|config| {
-        config.lookup_wait = Duration::from_millis(200);
+        config.step_budget = Duration::from_millis(200);
         config.breaker.failures = 1000;
     });
     rig.daemon.play(Trick::Stall);
@@ -175,6 +178,26 @@ fn the_lookups_of_one_step_wait_together_no_longer_than_one() {
     }
     // One hundred times the wait would be twenty seconds.
     assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_step_over_its_budget_is_counted_and_the_next_one_begins_anew() {
+    let rig = Rig::start(|config| {
+        config.step_budget = Duration::from_millis(100);
+        config.breaker.failures = 1000;
+    });
+    rig.daemon.play(Trick::Stall);
+    for step in 1..4 {
+        // The first lookup uses up all that the step has, and then a little: it is the last that waits.
+        for id in [format!("a{step}"), format!("b{step}")] {
+            let tokens = rig.request(&id, 301);
+            assert_eq!(rig.scheduler.match_prefix(&id, &tokens, 0), Match::Later);
+        }
+        rig.scheduler.step(StepInput::default());
+        let counters = rig.scheduler.counters();
+        assert_eq!(counters.slow_steps, step);
+        assert!(counters.longest_step_us >= 100_000, "{counters:?}");
+    }
 }
 
 #[test]

@@ -166,9 +166,14 @@ impl Calls {
         Ok(LookupAnswer { chunks, lease: lease.transpose()? })
     }
 
-    /// Ends a lease; true when it was good until now.
-    pub(crate) async fn release(&self, lease: LeaseId) -> Result<bool, Refusal> {
-        let request = v1::ReleaseRequest { session_id: self.session_bytes(), lease_ids: vec![lease.get()] };
+    /// Ends a lease; true when it was good until now. Of its chunks, `suspects` did not match their digests.
+    pub(crate) async fn release(&self, lease: LeaseId, suspects: &[u32]) -> Result<bool, Refusal> {
+        let suspect = |&chunk_index| v1::Suspect { lease_id: lease.get(), chunk_index };
+        let request = v1::ReleaseRequest {
+            session_id: self.session_bytes(),
+            lease_ids: vec![lease.get()],
+            suspects: suspects.iter().map(suspect).collect(),
+        };
         let answer = self.store().release(request).await.map_err(refusal)?.into_inner();
         // Whatever is not plainly LIVE is not.
         Ok(answer.outcomes == [i32::from(v1::LeaseOutcome::Live)])

@@ -135,7 +135,7 @@ impl Rig {
         let seen = Arc::into_inner(seen).expect("a sink that is not used any more").into_inner();
         // Only what is said to be good may be looked at.
         let seen = seen.into_iter().zip(&results).map(|(bytes, good)| good.ok().map(|()| bytes)).collect();
-        if lease.release(deadline)? { Ok((seen, results)) } else { Err(Reason::LeaseExpired) }
+        if lease.release(deadline, &[])? { Ok((seen, results)) } else { Err(Reason::LeaseExpired) }
     }
 }
 

@@ -327,6 +327,19 @@ fn field_12_a_failed_load_is_never_reported_as_done() {
 }
 
 #[test]
+fn a_step_gathers_for_as_long_as_it_may_and_one_chunk_at_least() {
+    let rig = Rig::start_with(Shape::SMALL, 1, |config| config.gather_budget = Duration::from_nanos(1));
+    let job = |n| StoreJob { chunk: chunk(0, n), coverage: coverage(0b1111), blocks: blocks(1) };
+    rig.store((0..5).map(job).collect());
+    let counters = rig.worker.counters();
+    assert_eq!(counters.stored_parts, 1);
+    assert_eq!(counters.stores_skipped["over_budget"], 4);
+    assert_eq!(counters.slow_steps, 1);
+    rig.store(vec![job(9)]);
+    assert_eq!(rig.worker.counters().stored_parts, 2, "every step gets its turn");
+}
+
+#[test]
 fn a_lease_that_ended_fails_the_whole_load() {
     for transport in BOTH {
         let rig = Rig::start(transport, Shape::SMALL, 1);

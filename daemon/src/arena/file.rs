@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 use nix::sys::statvfs::fstatvfs;
 
@@ -19,11 +21,13 @@ pub(crate) const FORMAT: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"TENDERA1";
 const ENCODED: usize = 56;
+/// For engines to let go of an arena that was replaced.
+const LET_GO: Duration = Duration::from_secs(2);
 /// Where the header says how many record slots were ever used.
 pub(super) const USED_SLOTS_AT: u64 = 44;
 
 /// What the first page says, little endian: magic, format, process id, size of the file; then the pool's size, record
-/// slots, starts so far, a checksum over all before that does not change, and record slots ever used.
+/// slots, starts so far, a checksum over all before that does not change, record slots ever used, and the host's start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Header {
     format: u32,
@@ -31,6 +35,8 @@ struct Header {
     shape: Shape,
     boots: u32,
     used_slots: u32,
+    /// Names the start of the host; 0 if it is not known.
+    host_boot: u64,
 }
 
 /// The beginning of a header, the same in every format.
@@ -41,6 +47,10 @@ struct Prefix {
 }
 
 impl Header {
+    /// Written by this process.
+    fn of(shape: Shape, boots: u32, used_slots: u32) -> Self {
+        Self { format: FORMAT, pid: std::process::id(), shape, boots, used_slots, host_boot: host_boot() }
+    }
     fn encode(self) -> [u8; ENCODED] {
         let mut out = [0; ENCODED];
         out[..8].copy_from_slice(&MAGIC);
@@ -53,6 +63,7 @@ impl Header {
         out[36..40].copy_from_slice(&sum);
         out[40..44].copy_from_slice(&self.boots.to_le_bytes());
         out[44..48].copy_from_slice(&self.used_slots.to_le_bytes());
+        out[48..56].copy_from_slice(&self.host_boot.to_le_bytes());
         out
     }
     /// Over what is the same for the file's whole life.
@@ -70,7 +81,14 @@ impl Header {
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let shape = Shape { pool_bytes: long(24), record_slots: word(32) };
         let good = raw[..8] == MAGIC && word(8) == FORMAT && raw[36..40] == Self::checksum(&raw);
-        let read = Self { format: FORMAT, pid: word(12), shape, boots: word(40), used_slots: word(44) };
+        let read = Self {
+            format: FORMAT,
+            pid: word(12),
+            shape,
+            boots: word(40),
+            used_slots: word(44),
+            host_boot: long(48),
+        };
         Ok(good.then_some(read))
     }
 }
@@ -135,14 +153,13 @@ pub(super) fn open(place: &Path, shape: Shape, discard: bool) -> Result<Opened, 
             Attempt::Raced => {}
         }
     };
-    // A file of our own making goes again. Whatever was there before stays, except where it was already cut for reuse.
+    // A file of our own making goes again. Whatever was there before stays, except where it was already replaced.
     let mut ours = made;
-    let (found, boot) = prepare(&file, place, shape, discard, &mut ours).inspect_err(|_| {
+    prepare(file, place, shape, discard, &mut ours).inspect_err(|_| {
         if ours {
             remove(place);
         }
-    })?;
-    Ok(Opened { file, boot, found })
+    })
 }
 
 /// Takes a file that another daemon gave away, with its lock. It must be an arena of this very shape.
@@ -153,8 +170,8 @@ pub(super) fn adopt(place: &Path, shape: Shape, file: File) -> Result<Opened, St
     let Found::Same { boot, used_slots } = found else {
         return Err(StartError::NotTheSame { place: place.to_owned() });
     };
-    let header = Header { format: FORMAT, pid: std::process::id(), shape, boots: boot, used_slots };
-    write_beginning(&file, &header.encode()).map_err(io("write the header of"))?;
+    write_beginning(&file, &Header::of(shape, boot, used_slots).encode())
+        .map_err(io("write the header of"))?;
     Ok(Opened { file, boot, found })
 }
 
@@ -201,14 +218,14 @@ fn open_locked(place: &Path) -> Result<Attempt, StartError> {
     }
 }
 
-/// What was found, and the file's boot number. `ours` is set once nothing is left of what was there.
+/// `ours` is set once nothing is left of what was there.
 fn prepare(
-    file: &File,
+    mut file: File,
     place: &Path,
     shape: Shape,
     discard: bool,
     ours: &mut bool,
-) -> Result<(Found, u32), StartError> {
+) -> Result<Opened, StartError> {
     let io = |doing| move |source| StartError::Io { place: place.to_owned(), doing, source };
     let metadata = file.metadata().map_err(io("inspect"))?;
     let found = if metadata.len() == 0 {
@@ -217,37 +234,75 @@ fn prepare(
     } else if discard {
         Found::New(Some("the operator said so"))
     } else {
-        what_is_there(file, place, shape, metadata.len())?
+        what_is_there(&file, place, shape, metadata.len())?
     };
     let file_bytes = shape.file_bytes();
     let len = i64::try_from(file_bytes).map_err(|_| StartError::ImpossibleSize { bytes: file_bytes })?;
     // What an old arena holds is room for the new one.
-    check_room(file, place, file_bytes, metadata.blocks() * 512)?;
-    let (boots, used_slots) = match found {
+    check_room(&file, place, file_bytes, metadata.blocks() * 512)?;
+    let (boot, used_slots) = match found {
         Found::New(_) => {
-            fault::check(Fault::ArenaCut).and_then(|()| file.set_len(0)).map_err(io("empty"))?;
+            fault::check(Fault::ArenaCut).map_err(io("empty"))?;
+            if metadata.len() > 0 {
+                file = replace(file, place).map_err(io("replace"))?;
+            }
             *ours = true;
             // Far from where the numbers would start over: newer ones are larger.
             (rand::random::<u32>() >> 8, 0)
         }
         Found::Same { boot, used_slots } => (boot, used_slots),
     };
-    let header = Header { format: FORMAT, pid: std::process::id(), shape, boots, used_slots };
     // The header goes first, so that a file whose daemon died meanwhile is still known as an arena.
-    write_beginning(file, &header.encode()).map_err(io("write the header of"))?;
+    let header = Header::of(shape, boot, used_slots);
+    write_beginning(&file, &header.encode()).map_err(io("write the header of"))?;
     if matches!(found, Found::New(_)) || metadata.blocks() * 512 < file_bytes {
         // Real pages, not a sparse file: a shortage must show now, not as a bus error at first touch.
         fault::check(Fault::ArenaReserve)
-            .and_then(|()| Ok(fallocate(file.as_fd(), FallocateFlags::empty(), 0, len)?))
+            .and_then(|()| Ok(take_pages(&file, len)?))
             .map_err(io("reserve the pages of"))?;
     }
-    Ok((found, boots))
+    Ok(Opened { file, boot, found })
 }
 
 fn write_beginning(file: &File, raw: &[u8]) -> io::Result<()> {
     fault::check(Fault::ArenaHeader)?;
     fault::check(Fault::ArenaHeaderShort).inspect_err(|_| _ = file.write_at(&raw[..raw.len() / 2], 0))?;
     file.write_all_at(raw, 0)
+}
+
+/// Puts an empty file, locked too, in the place of one whose contents nobody needs any more. That one is not cut: an
+/// engine that still has it mapped, and reads as its daemon dies, would die of a bus error. Its pages are free when the
+/// last engine has let go of them.
+fn replace(old: File, place: &Path) -> io::Result<File> {
+    let mut name = place.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    let fresh_place = place.with_file_name(name);
+    // Left by a daemon that died right here; only the holder of the old file's lock comes this far.
+    remove(&fresh_place);
+    let mut options = OpenOptions::new();
+    let fresh = options.read(true).write(true).create_new(true).mode(0o600).open(&fresh_place)?;
+    fresh.try_lock()?;
+    fs::rename(&fresh_place, place)?;
+    drop(old);
+    Ok(fresh)
+}
+
+fn take_pages(file: &File, len: i64) -> Result<(), Errno> {
+    let give_up = Instant::now() + LET_GO;
+    loop {
+        match fallocate(file.as_fd(), FallocateFlags::empty(), 0, len) {
+            Err(Errno::ENOSPC) if Instant::now() < give_up => std::thread::sleep(LET_GO / 50),
+            done => return done,
+        }
+    }
+}
+
+/// Names this start of the host; 0 where it cannot be known.
+fn host_boot() -> u64 {
+    let Ok(text) = fs::read_to_string("/proc/sys/kernel/random/boot_id") else { return 0 };
+    let mut word = [0; 8];
+    word.copy_from_slice(&blake3::hash(text.trim().as_bytes()).as_bytes()[..8]);
+    u64::from_le_bytes(word)
 }
 
 /// Looks at a file that is not empty. What may be somebody else's is an error.
@@ -265,6 +320,10 @@ fn what_is_there(file: &File, place: &Path, shape: Shape, len: u64) -> Result<Fo
         None => Found::New(Some("a damaged header")),
         Some(header) if header.shape != shape => Found::New(Some("another size")),
         Some(_) if len != shape.file_bytes() => Found::New(Some("a file that was cut")),
+        // On a disk, records may have got there before the bytes that they are about.
+        Some(header) if ![0, host_boot()].contains(&header.host_boot) => {
+            Found::New(Some("the host has restarted since it was written"))
+        }
         Some(header) => Found::Same { boot: header.boots.wrapping_add(1), used_slots: header.used_slots },
     })
 }
@@ -318,7 +377,7 @@ mod tests {
     }
 
     fn header() -> Header {
-        Header { format: FORMAT, pid: 1, shape: shape(SIZE), boots: 1, used_slots: 0 }
+        Header { pid: 1, ..Header::of(shape(SIZE), 1, 0) }
     }
 
     const SIZE: u64 = 1 << 20;
@@ -331,7 +390,8 @@ mod tests {
         let header = Header::read(&file).unwrap();
         let pid = std::process::id();
         let header = header.unwrap();
-        assert_eq!(header, Header { format: FORMAT, pid, shape: shape(SIZE), used_slots: 0, ..header });
+        assert_eq!(header, Header::of(shape(SIZE), header.boots, 0));
+        assert_eq!(header.pid, pid);
         assert!(header.boots < 1 << 24);
         assert_eq!(Prefix::read(&file).unwrap(), Some(Prefix { format: FORMAT, pid }));
         let (metadata, file_bytes) = (file.metadata().unwrap(), shape(SIZE).file_bytes());
@@ -411,15 +471,53 @@ mod tests {
         assert_eq!(found(SIZE, false), Found::Same { boot: boot + 1, used_slots: 0 });
         assert!(matches!(found(2 * SIZE, false), Found::New(Some("another size"))));
         assert!(matches!(found(2 * SIZE, true), Found::New(Some("the operator said so"))));
-        let file = OpenOptions::new().write(true).open(&place).unwrap();
-        file.write_all_at(&[9], 26).unwrap();
+        // Each time another file: one that cannot be served is replaced.
+        let file = || OpenOptions::new().write(true).open(&place).unwrap();
+        file().write_all_at(&[9], 26).unwrap();
         assert!(matches!(found(2 * SIZE, false), Found::New(Some("a damaged header"))));
-        file.set_len(SIZE).unwrap();
+        file().set_len(SIZE).unwrap();
         assert!(matches!(found(2 * SIZE, false), Found::New(Some("a file that was cut"))));
-        file.write_all_at(&1u32.to_le_bytes(), 8).unwrap();
+        file().write_all_at(&1u32.to_le_bytes(), 8).unwrap();
         assert!(
             matches!(found(2 * SIZE, false), Found::New(Some(why)) if why.starts_with("an older format"))
         );
+    }
+
+    #[test]
+    fn an_engine_that_still_reads_an_arena_that_is_replaced_reads_on() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let place = dir.path().join("arena");
+        let file = open(&place, SIZE).unwrap();
+        file.write_all_at(&[7; 100], shape(SIZE).file_bytes() - 100).unwrap();
+        // An engine's descriptor is one of its own.
+        let engine = tender_proto::shm::Mapping::read_only(&File::open(&place).unwrap()).unwrap();
+        drop(file);
+        // The daemon is gone, and the next one has another size: with the file cut, the reads below are bus errors.
+        let next = open(&place, SIZE / 2).unwrap();
+        let mut seen = [0; 100];
+        engine.copy_out(engine.len() as u64 - 100, &mut seen).unwrap();
+        assert_eq!(seen, [7; 100]);
+        assert_eq!(next.metadata().unwrap().len(), shape(SIZE / 2).file_bytes());
+        assert_eq!(fs::metadata(&place).unwrap().ino(), next.metadata().unwrap().ino());
+        assert!(matches!(open(&place, SIZE), Err(StartError::InUse { .. })));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn what_was_written_before_the_host_restarted_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("arena");
+        drop(open(&place, SIZE).unwrap());
+        let found = || super::open(&place, shape(SIZE), false).unwrap().found;
+        let written_in = |host_boot: u64| {
+            let file = OpenOptions::new().write(true).open(&place).unwrap();
+            file.write_all_at(&host_boot.to_le_bytes(), 48).unwrap();
+        };
+        written_in(0);
+        assert!(matches!(found(), Found::Same { .. }), "of a daemon that did not say");
+        written_in(host_boot() ^ 1);
+        assert!(matches!(found(), Found::New(Some(why)) if why.contains("restarted")));
+        assert!(matches!(found(), Found::Same { .. }));
     }
 
     #[test]

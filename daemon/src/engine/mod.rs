@@ -37,6 +37,7 @@ use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
 pub use read::PartReader;
 pub use restore::Restored;
+pub use scrub::Suspects;
 pub use store::PartWriter;
 pub use types::*;
 

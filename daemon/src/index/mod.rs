@@ -33,7 +33,7 @@ use shard::Shard;
 use state::State;
 pub(crate) use version::{Part, Version};
 use version::{Pending, Slot};
-pub(crate) use walk::Walk;
+pub(crate) use walk::{Stored, Walk};
 
 /// Enough that a dozen threads rarely meet, few enough that finding the oldest entry reads them all.
 const SHARDS: usize = if cfg!(feature = "loom") { 2 } else { 16 };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tender_proto::ChunkId;
 
-use super::{Index, Place, SHARDS, ShardIndex, Version};
+use super::{Index, Pin, Place, SHARDS, ShardIndex, Version};
 use crate::namespace::Namespace;
 
 /// Where a walk has come to. What is stored behind it is seen in the next round.
@@ -54,6 +54,19 @@ impl Index {
                 return None;
             }
         }
+    }
+
+    /// The version that is pinned, if lookups still find it.
+    pub(crate) fn stored(&self, pin: &Pin) -> Option<Stored> {
+        let shard = self.lock(pin.place().shard);
+        let entry = shard.slab.get(pin.place().slot)?;
+        let version = entry.ready.as_ref().filter(|ready| Arc::ptr_eq(ready, pin.version()))?;
+        Some(Stored {
+            namespace: Arc::clone(&entry.namespace),
+            chunk: entry.chunk,
+            version: Arc::clone(version),
+            place: pin.place(),
+        })
     }
 
     /// Takes a version away from lookups, if they still find it. Leases on it end as if it had been reset.

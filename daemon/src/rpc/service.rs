@@ -16,7 +16,7 @@ use super::frames::Rider;
 use super::get::GetStream;
 use super::session::SessionStream;
 use super::{Shared, put};
-use crate::engine::{CommitAsk, LeaseAsk, LeaseGrant, ReserveAnswer, StoreAnswer};
+use crate::engine::{CommitAsk, LeaseAsk, LeaseGrant, ReserveAnswer, StoreAnswer, Suspects};
 use crate::metrics::Path;
 
 /// The service, cheap to clone.
@@ -86,6 +86,7 @@ impl v1::store_server::Store for StoreService {
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::ReleaseResponse>, Status> {
         let raw = request.into_inner();
+        doubt_aside(&self.0, &raw);
         self.0.answer(
             "release",
             || SessionId::parse(&raw.session_id),
@@ -213,6 +214,25 @@ impl Shared {
             "ask for fewer chunks in one call",
         ))
     }
+}
+
+/// Looks into what a reader doubts, beside the answer to it. When all hands are busy the doubt is forgotten: whoever
+/// reads the chunk next will tell of it again.
+fn doubt_aside(shared: &Arc<Shared>, request: &v1::ReleaseRequest) {
+    let Ok(session) = SessionId::parse(&request.session_id) else { return };
+    if request.suspects.is_empty() {
+        return;
+    }
+    let Ok(turn) = Arc::clone(&shared.copies).try_acquire_owned() else { return };
+    let doubted = request.suspects.iter().take(shared.engine.config().max_batch_chunks).map(|suspect| {
+        let index = usize::try_from(suspect.chunk_index).unwrap_or(usize::MAX);
+        shared.engine.suspects(session, suspect.lease_id, &[index])
+    });
+    let doubted: Vec<_> = doubted.collect();
+    crate::task::aside("doubt", move || {
+        let _turn = turn;
+        doubted.iter().for_each(Suspects::verify);
+    });
 }
 
 /// Copies and hashes off the threads that serve lookups, a few at a time. The caller may go away meanwhile: the copy

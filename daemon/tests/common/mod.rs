@@ -235,7 +235,8 @@ impl Session {
         self.store.clone().get(request).await.unwrap().into_inner()
     }
     pub(crate) async fn release(&self, lease: u64) -> v1::LeaseOutcome {
-        let request = v1::ReleaseRequest { session_id: self.id.clone(), lease_ids: vec![lease] };
+        let request =
+            v1::ReleaseRequest { session_id: self.id.clone(), lease_ids: vec![lease], suspects: Vec::new() };
         self.store.clone().release(request).await.unwrap().into_inner().outcomes().next().unwrap()
     }
 }

@@ -106,6 +106,14 @@ class Daemon:
         """SIGKILL, as the kernel's out-of-memory killer would."""
         self._end(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """SIGSTOP: it keeps all it has and answers nothing, until `go_on`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         """SIGTERM and a clean end; killed if it does not end in time. Takes away what an earlier `kill` left."""
         self._end(signal.SIGTERM)
@@ -134,6 +142,7 @@ class Daemon:
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
             return
+        self.go_on()
         self._process.send_signal(how)
         try:
             self._process.wait(STOP_TIMEOUT_S)

@@ -22,6 +22,8 @@ from spec import BLOCK_TOKENS, CHUNK_TOKENS, Spec
 
 RECONNECT_TIMEOUT_S = 90
 SERVED_IN_A_ROW = 8
+FROZEN_S = 8.0
+"""Longer than a session outlives a daemon that is silent."""
 EDGE_TOKENS = 768
 """A multiple of every size of chunk that is used."""
 # A prompt of 640 tokens is about 1 MB of KV: a load then takes hundreds of engine steps.
@@ -396,6 +398,37 @@ def _is_same(answer: Answer, other: Answer) -> bool:
     return answer.tokens == other.tokens and near
 
 
+def daemon_frozen(bench: Bench) -> None:
+    """The daemon is stopped for seconds while requests load and decode, and goes on: the engine never waits for it."""
+    asks = [Ask(f"p{index}", bench.prompt(300 + 17 * index), 40) for index in range(3)]
+    bench.run("first", asks)
+    bench.engine.forget()
+    loaded = bench.run("again", asks)
+    bench.engine.forget()
+    bench.facts["served_before"] = _served(loaded)
+    frozen_at = 0.0
+
+    def freeze(progress: dict[str, int]) -> None:
+        nonlocal frozen_at
+        # Others decode then, and some may load.
+        if bench.daemon and not frozen_at and max(progress.values()) >= 2:
+            frozen_at = time.monotonic()
+            bench.daemon.freeze()
+
+    fresh = [Ask(f"fresh{index}", bench.prompt(280 + 17 * index), 40) for index in range(3)]
+    bench.run("frozen", fresh + asks, freeze)
+    bench.engine.forget()
+    # Everything that is looked up now is looked up in vain.
+    bench.run("still-frozen", asks + fresh)
+    bench.engine.forget()
+    if bench.daemon:
+        time.sleep(max(0.0, frozen_at + FROZEN_S - time.monotonic()))
+        bench.facts["frozen_s"] = time.monotonic() - frozen_at
+        bench.daemon.go_on()
+        bench.facts["served_after"] = _served_after_restart(bench, asks)
+    bench.run("went-on", asks)
+
+
 def _served(done: Pass) -> int:
     return sum(answer.cached for answer in done.answers.values())
 
@@ -432,5 +465,6 @@ SCENARIOS = {
         daemon_killed,
         daemon_killed_loading,
         daemon_upgraded,
+        daemon_frozen,
     )
 }

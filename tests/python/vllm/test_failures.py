@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness import assert_forgets, assert_same_answers, assert_served, run_both
-from scenarios import SLOW_BYTES_PER_S
+from scenarios import FROZEN_S, SLOW_BYTES_PER_S
 
 
 def test_requests_aborted_while_decoding(spec, tmp_path: Path):
@@ -51,6 +51,23 @@ def test_daemon_upgraded_and_restarted_under_load(spec, tmp_path: Path):
         assert change["in_a_row"] > 0, change
     assert len(tender.facts["changes"]) == 5
     assert_served(tender, "end")
+
+
+def test_daemon_stopped_for_seconds_and_continued(spec, tmp_path: Path):
+    frozen = _own_daemon(spec, "daemon_frozen", tmp_path)
+    # The product's own deadlines: the suite's patience would be what is waited for here.
+    frozen.connector.update(lookup_deadline="250ms", load_deadline="2s", store_deadline="2s")
+    plain, tender = run_both(frozen, tmp_path)
+    assert_same_answers(plain, tender)
+    assert tender.facts["served_before"] > 0
+    assert tender.facts["frozen_s"] >= FROZEN_S
+    assert sum(tender.cached("still-frozen").values()) == 0
+    assert tender.facts["served_after"] > 0
+    assert_served(tender, "went-on")
+    for side in ("scheduler", "worker"):
+        # A step that had waited for a lookup or a load to fail would have taken longer than either's deadline.
+        longest_s = tender.counters[side]["longest_step_us"] / 1e6
+        assert longest_s < 0.25, f"{side}: a step kept the engine for {longest_s} s: {tender.counters[side]}"
 
 
 @pytest.mark.parametrize("bytes_per_s", [None, SLOW_BYTES_PER_S], ids=["shm", "slow-link"])

@@ -1,11 +1,13 @@
 //! A client in a process of its own, for tests that kill it: it gets itself into the state it was asked for, prints
-//! `ready` and stays until it is killed. With `keys` it prints the key vectors of field report 38 and ends.
+//! `ready` and stays until it is killed. With `keys` it prints the key vectors of field report 38 and ends. With `hostile`
+//! it is a daemon that does not keep the contract, and prints its port.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
 use tender_proto::ChunkId;
 use tender_tests::attach::attach;
+use tender_tests::hostile::{Hostile, Manner};
 use tender_tests::raw::{Ask, RawClient, Target, item};
 use tender_tests::{fixture, keys, pattern};
 
@@ -17,6 +19,14 @@ async fn main() {
     if first == "keys" {
         keys::vectors().iter().for_each(|(_, key)| println!("{key}"));
         return;
+    }
+    if first == "hostile" {
+        let mut number = || next().parse().expect("a number");
+        let (part_bytes, coverage_bits) = (number(), number());
+        let manner = Manner::named(&next()).expect("a manner");
+        let hostile = Hostile::start(manner, part_bytes, coverage_bits).await.expect("a port");
+        println!("{}", hostile.address().port());
+        return until_left_alone().await;
     }
     let (socket, model, block_bytes, what) = (PathBuf::from(first), next(), next(), next());
     let descriptor = fixture::small(&model, block_bytes.parse().expect("bytes"));
@@ -55,9 +65,13 @@ async fn main() {
         other => panic!("unknown task {other}"),
     }
     println!("ready");
+    until_left_alone().await;
+    drop((held, session));
+}
+
+/// Until killed, or until the test is gone and closes our input.
+async fn until_left_alone() {
     std::io::stdout().flush().expect("a reader");
-    // Until killed, or until the test is gone and closes our input.
     let waiting = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     drop(waiting.await);
-    drop((held, session));
 }

@@ -17,6 +17,7 @@ use tender_client::{ClientConfig, Counters, LoadDone, Match, SchedulerSide, Work
 use tender_proto::{ChunkId, Descriptor, GroupIndex, PartIndex};
 
 use crate::fixture;
+use crate::stall::Watch;
 pub use memory::{Memory, POISON, Prefixes, Shape};
 
 /// Longer than any load or connection takes; a wait that needs more is a failure.
@@ -57,6 +58,8 @@ pub struct ModelEngine {
     pub memory: Memory,
     /// Its scheduler's half.
     pub scheduler: SchedulerSide,
+    /// How long each kind of call kept it waiting.
+    pub watch: Watch,
     descriptor: Arc<Descriptor>,
     pool: Mutex<Pool>,
 }
@@ -89,7 +92,8 @@ impl ModelEngine {
         scheduler.set_descriptor((*descriptor).clone()).expect("a descriptor that can be planned for");
         let worker = WorkerSide::new(config, descriptor.clone(), layout).expect("a worker side");
         let free = (1..shape.pool_blocks).rev().collect();
-        Self { memory, scheduler, worker, descriptor, pool: Mutex::new(Pool { free, freed: Vec::new() }) }
+        let pool = Mutex::new(Pool { free, freed: Vec::new() });
+        Self { memory, scheduler, worker, watch: Watch::default(), descriptor, pool }
     }
 
     /// What its chunks are stored under.
@@ -116,7 +120,8 @@ impl ModelEngine {
 
     /// A request comes in.
     pub fn arrive(&self, id: &str, tokens: &[u32]) -> Active {
-        self.scheduler.new_request(id, tokens.len() as u64, Ok(RequestInputs::default()));
+        let inputs = Ok(RequestInputs::default());
+        self.watch.time("new_request", || self.scheduler.new_request(id, tokens.len() as u64, inputs));
         Active {
             id: id.into(),
             tokens: tokens.to_vec(),
@@ -133,7 +138,9 @@ impl ModelEngine {
     pub fn look(&self, request: &mut Active) -> usize {
         let give_up = Instant::now() + PATIENCE;
         loop {
-            let found = self.scheduler.match_prefix(&request.id, &request.tokens, request.computed as u64);
+            let found = self.watch.time("match_prefix", || {
+                self.scheduler.match_prefix(&request.id, &request.tokens, request.computed as u64)
+            });
             request.given_tokens = request.tokens.len();
             match found {
                 Match::Hit(tokens) => return usize::try_from(tokens).expect("fits"),
@@ -149,7 +156,8 @@ impl ModelEngine {
     pub fn allocate(&self, request: &mut Active, external_tokens: usize) -> Result<(), PoolIsFull> {
         self.grow(request)?;
         let external = external_tokens as u64;
-        self.scheduler.allocated(&request.id, std::slice::from_ref(&request.blocks), external);
+        let table = std::slice::from_ref(&request.blocks);
+        self.watch.time("allocated", || self.scheduler.allocated(&request.id, table, external));
         Ok(())
     }
 
@@ -173,8 +181,9 @@ impl ModelEngine {
     pub fn await_load(&self, id: &str) -> LoadDone {
         let give_up = Instant::now() + PATIENCE;
         loop {
-            if let Some(done) = self.worker.poll().into_iter().find(|done| done.request == id) {
-                self.scheduler.loads_finished(&[id.to_owned()]);
+            let reports = self.watch.time("poll", || self.worker.poll());
+            if let Some(done) = reports.into_iter().find(|done| done.request == id) {
+                self.watch.time("loads_finished", || self.scheduler.loads_finished(&[id.to_owned()]));
                 return done;
             }
             assert!(Instant::now() < give_up, "the load of {id} was never reported: {:?}", self.counters());
@@ -203,13 +212,13 @@ impl ModelEngine {
     /// The same with something that happens inside the forward pass, before its writes.
     pub fn step_with(&self, batch: &mut [(&mut Active, usize)], device_delay: impl Fn()) {
         let plan = self.plan(batch);
-        self.worker.begin_step(&plan);
+        self.watch.time("begin_step", || self.worker.begin_step(&plan));
         self.poison_freed();
         for (request, count) in batch.iter() {
             device_delay();
             self.forward(request, *count);
         }
-        self.worker.end_step(&plan);
+        self.watch.time("end_step", || self.worker.end_step(&plan));
         for (request, count) in batch {
             request.computed += *count;
         }
@@ -239,7 +248,8 @@ impl ModelEngine {
                 }
             })
             .collect();
-        self.scheduler.step(StepInput { requests, preempted: Vec::new() })
+        let input = StepInput { requests, preempted: Vec::new() };
+        self.watch.time("step", || self.scheduler.step(input))
     }
 
     /// Looks at everything attention reads, then writes `count` positions.
@@ -274,7 +284,7 @@ impl ModelEngine {
             blocks: if request.blocks.is_empty() { Vec::new() } else { vec![request.blocks.clone()] },
             tail_tokens: request.tokens[request.given_tokens..].to_vec(),
         };
-        self.scheduler.finished(&request.id, finish);
+        self.watch.time("finished", || self.scheduler.finished(&request.id, finish));
         let mut pool = self.pool.lock().expect("no panic while it is held");
         for block in request.blocks {
             if !pool.free.contains(&block) {

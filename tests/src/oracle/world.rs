@@ -102,7 +102,7 @@ impl World {
             _ => daemon.client_config(if network { TransportChoice::Grpc } else { TransportChoice::Shm }),
         };
         if self.scenario.racing {
-            config.lookup_wait = Duration::from_millis(1);
+            config.step_budget = Duration::from_millis(1);
         } else {
             config.store_threads = 1;
             config.load_threads = 1;

@@ -42,7 +42,7 @@ pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
         let (Some(lease), KEYS) = (answer.lease, ready) else {
             return Err(failed("a lookup", format!("{ready} of {KEYS} chunks were found")));
         };
-        let release = session.calls.release(lease.id);
+        let release = session.calls.release(lease.id, &[]);
         client
             .ask_blocking(&session, Instant::now() + Duration::from_secs(5), Pace::Quick, release)
             .map_err(|reason| failed("a release", reason))?;

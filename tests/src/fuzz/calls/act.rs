@@ -69,8 +69,13 @@ impl World {
                 self.lookup(&message, damage).await;
             }
             Call::Release { session, leases } => {
-                let lease_ids = leases.iter().map(|&n| self.lease(n).id).collect();
-                let message = v1::ReleaseRequest { session_id: self.session(*session), lease_ids };
+                let lease_ids: Vec<_> = leases.iter().map(|&n| self.lease(n).id).collect();
+                // Readers may doubt what is good, and what was never leased.
+                let doubted = leases.iter().zip(&lease_ids).filter(|(n, _)| **n % 4 == 3);
+                let suspects = doubted
+                    .map(|(&n, &lease_id)| v1::Suspect { lease_id, chunk_index: u32::from(n / 4) })
+                    .collect();
+                let message = v1::ReleaseRequest { session_id: self.session(*session), lease_ids, suspects };
                 self.call::<v1::ReleaseResponse>("Store/Release", &message, damage).await;
             }
             Call::Reserve { session, model, items, epoch } => {

@@ -40,6 +40,8 @@ class _Tracked:
     """Tokens that the native scheduler knows."""
     computed: int = 0
     """Tokens that the engine had when the last match was told: a load begins there."""
+    waits: bool = False
+    """Whether the last match said "ask again later"."""
     loaded_in: int | None = None
     """Preemptions of the request when it was given a load. It gets one load each time it is admitted: a load that
     fails as a whole brings it back here, and would again."""
@@ -100,9 +102,14 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or request.skip_reading_prefix_cache or tracked.loaded_in == request.num_preemptions:
             return 0
+        # A long prompt is not copied again in every step until the answer comes.
+        if tracked.waits and tracked.computed == computed and self._native.still_waits(request.request_id):
+            return None
         tokens = request.all_token_ids[:]
         tracked.given, tracked.computed = len(tokens), computed
-        return self._native.match_prefix(request.request_id, tokens, computed)
+        found = self._native.match_prefix(request.request_id, tokens, computed)
+        tracked.waits = found is None
+        return found
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
         request_id = request.request_id
