@@ -85,8 +85,7 @@ async fn field_19_a_key_is_visible_only_with_all_its_verified_bytes() {
     gone_and_storable(&daemon, &session, &descriptor, "a failed gather").await;
 }
 
-/// (e) of case 19: the daemon dies between copy and READY. This slice serves nothing of an old arena, so all of
-/// it must miss.
+/// (e) of case 19: the daemon dies between copy and READY, so all of it must miss.
 #[tokio::test(flavor = "multi_thread")]
 async fn field_19_a_daemon_killed_before_ready_serves_nothing_of_it() {
     let mut daemon = ChildDaemon::start(Setup::slots(4)).await;
