@@ -53,12 +53,14 @@ ifeq ($(NEXTEST),yes)
 	cargo nextest run --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle\n'
 	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
+	cargo test --locked -p tender-client --features mutants --lib every_rule_of_order
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
 	cargo test --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle\n'
 	cargo test --locked -p tender-tests --features mutants --test oracle_mutants
+	cargo test --locked -p tender-client --features mutants --lib every_rule_of_order
 endif
 
 torture: ## Kill, stop and cut off daemon and clients at random and check what is served (ROUNDS=kills, SEED=n)

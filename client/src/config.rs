@@ -188,6 +188,8 @@ pub struct ClientConfig {
     pub breaker: BreakerConfig,
     /// Check the digest of what was read through shared memory too. Network reads are always checked.
     pub verify_shm_reads: bool,
+    /// How copies from and to a GPU are made.
+    pub device: DeviceConfig,
 }
 
 impl Default for ClientConfig {
@@ -212,6 +214,7 @@ impl Default for ClientConfig {
             store_queue: 4096,
             breaker: BreakerConfig::default(),
             verify_shm_reads: false,
+            device: DeviceConfig::default(),
         }
     }
 }
@@ -258,8 +261,79 @@ impl ClientConfig {
         if self.staging_bytes.as_u64() == 0 {
             return Err(refuse("staging_bytes", 0, "give room for at least a few chunks"));
         }
+        self.device.check()?;
         if self.breaker.failures == 0 {
             return Err(refuse("breaker.failures", 0, "let at least 1 call fail"));
+        }
+        Ok(())
+    }
+}
+
+/// Who computes the digests of what is stored from a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DigestBy {
+    /// Whoever turns out to be faster when the worker starts.
+    #[default]
+    Auto,
+    /// The host's threads.
+    Host,
+    /// The GPU.
+    Device,
+}
+
+/// Copies from and to a GPU. An engine on the host uses none of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// Device memory between the engine's stream and staging. Where the device has less to spare, a smaller ring does.
+    pub ring_bytes: ByteSize,
+    /// Device memory for each of the threads that load.
+    pub load_ring_bytes: ByteSize,
+    /// Pinned host memory for each of the threads that load, and as much for the stores: the way for bytes that
+    /// cannot be copied in place.
+    pub bounce_bytes: ByteSize,
+    /// How long a step may wait, for all its stores together, if the ring is full; 0: what finds no room is skipped.
+    #[serde(with = "humantime_serde")]
+    pub ring_wait: Duration,
+    /// The most that stores take of the link to the host in a second; 0 for no limit.
+    pub store_bytes_per_second: ByteSize,
+    /// The most that loads take of the link to the device in a second; 0 for no limit.
+    pub load_bytes_per_second: ByteSize,
+    /// Multiprocessors, in percent, that kernels may fill while the forward pass runs.
+    pub side_percent: u32,
+    /// Register staging and the arena with the driver, so that copies use them in place.
+    pub register_memory: bool,
+    /// Who computes digests.
+    pub digest: DigestBy,
+    /// Where compiled kernels are kept; a folder `tender` in the user's cache folder if it is not given.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        Self {
+            ring_bytes: ByteSize::mib(256),
+            load_ring_bytes: ByteSize::mib(32),
+            bounce_bytes: ByteSize::mib(16),
+            ring_wait: Duration::ZERO,
+            store_bytes_per_second: ByteSize::b(0),
+            load_bytes_per_second: ByteSize::b(0),
+            side_percent: 25,
+            register_memory: true,
+            digest: DigestBy::Auto,
+            kernel_cache: None,
+        }
+    }
+}
+
+impl DeviceConfig {
+    fn check(&self) -> Result<(), ClientError> {
+        if self.ring_bytes.as_u64() == 0 {
+            return Err(refuse("device.ring_bytes", 0, "give room for at least a few chunks"));
+        }
+        if !(1..=100).contains(&self.side_percent) {
+            return Err(refuse("device.side_percent", self.side_percent, "use 1 to 100 percent"));
         }
         Ok(())
     }
@@ -340,6 +414,8 @@ mod tests {
             (|c| c.store_queue = 0, "store_queue"),
             (|c| c.staging_bytes = ByteSize::b(0), "staging_bytes"),
             (|c| c.breaker.failures = 0, "breaker.failures"),
+            (|c| c.device.ring_bytes = ByteSize::b(0), "device.ring_bytes"),
+            (|c| c.device.side_percent = 0, "device.side_percent"),
         ];
         for (change, key) in changes {
             let mut config = ClientConfig::default();

@@ -21,6 +21,16 @@ pub(crate) enum Skip {
     TooLarge,
     /// The blocks named do not fit the layout.
     BadBlocks,
+    /// No room in the ring on the device.
+    RingFull,
+    /// The engine was recording a graph.
+    Capturing,
+    /// The device did not copy them in time.
+    Late,
+    /// The device, or its driver, refused a copy.
+    Device,
+    /// The device cannot be used any more.
+    DeviceLost,
     /// The client switched itself off.
     Disabled,
     /// The daemon said no, or could not be asked.
@@ -28,8 +38,18 @@ pub(crate) enum Skip {
 }
 
 impl Skip {
-    const LOCAL: [Self; 5] =
-        [Self::StagingFull, Self::QueueFull, Self::TooLarge, Self::BadBlocks, Self::Disabled];
+    const LOCAL: [Self; 10] = [
+        Self::StagingFull,
+        Self::QueueFull,
+        Self::TooLarge,
+        Self::BadBlocks,
+        Self::RingFull,
+        Self::Capturing,
+        Self::Late,
+        Self::Device,
+        Self::DeviceLost,
+        Self::Disabled,
+    ];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -37,6 +57,11 @@ impl Skip {
             Self::QueueFull => "queue_full",
             Self::TooLarge => "larger_than_allowed",
             Self::BadBlocks => "bad_blocks",
+            Self::RingFull => "device_ring_full",
+            Self::Capturing => "graph_capture",
+            Self::Late => "device_too_slow",
+            Self::Device => "device_refused",
+            Self::DeviceLost => "device_lost",
             Self::Disabled => "disabled",
             Self::Refused(reason) => reason.label(),
         }

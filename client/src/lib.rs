@@ -43,7 +43,9 @@ mod transport;
 mod worker;
 
 pub use client::{Client, Purpose};
-pub use config::{Address, BreakerConfig, ClientConfig, DEFAULT_ADDRESS, TransportChoice};
+pub use config::{
+    Address, BreakerConfig, ClientConfig, DEFAULT_ADDRESS, DeviceConfig, DigestBy, TransportChoice,
+};
 pub use counters::Counters;
 pub use error::ClientError;
 pub use hash::Uncacheable;

@@ -16,7 +16,7 @@ use tender_proto::{Descriptor, GroupIndex, NamespaceDigest, Reason, Refusal};
 use crate::client::{Client, Purpose};
 use crate::config::ClientConfig;
 use crate::copy::carrier::{Carrier, Fence, HostCarrier};
-use crate::copy::{CopyBackend, EngineStream, HostCopy};
+use crate::copy::{CopyBackend, EngineStream, HostCopy, cuda};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::fuse::Fuse;
@@ -67,6 +67,20 @@ impl WorkerSide {
     ) -> Result<Self, ClientError> {
         let copy = Arc::new(HostCopy::new(Arc::clone(&layout)));
         Self::with_backend(config, descriptor, layout, copy)
+    }
+
+    /// The same over the memory of a CUDA device, on which all of the layout lies. Its steps are told the engine's
+    /// stream by [`begin_step_on`](Self::begin_step_on) and [`end_step_on`](Self::end_step_on). What keeps the device
+    /// from being used is a refusal.
+    pub fn on_cuda(
+        index: u32,
+        config: ClientConfig,
+        descriptor: Arc<Descriptor>,
+        layout: Arc<ProvedLayout>,
+    ) -> Result<Self, ClientError> {
+        config.check()?;
+        let carrier = Arc::new(cuda::start(index, &layout, &config)?);
+        Self::with_carrier(config, descriptor, layout, carrier)
     }
 
     /// The same over any copies of host memory.
@@ -188,6 +202,7 @@ impl WorkerSide {
     /// When it returns, nothing of ours touches the engine's memory any more. Repeating it is harmless.
     pub fn shutdown(&self) {
         self.client.stop();
+        self.loader.rank.carrier.end();
         self.loader.close();
         self.saver.close();
         for thread in self.threads.lock().drain(..) {

@@ -45,6 +45,20 @@ pub enum Mutant {
     PlanOutlivesReset,
     /// A chunk of several parts is ready with its first.
     PartMissing,
+    /// Copies out of a device's ring do not wait for the gather that fills it.
+    CopyBeforeGather,
+    /// A store's bytes count as copied before the copy is over.
+    SlotBeforeCopy,
+    /// Room in a device's ring counts as free while a gather may still write to it.
+    SpanBeforeGather,
+    /// A ring gives out room that is taken.
+    RingOverrun,
+    /// A load writes to blocks that the engine's earlier work still uses.
+    ScatterBeforeFence,
+    /// A load is over before its copies are.
+    LoadBeforeCopies,
+    /// A load's rings count as free before its copies are over.
+    RoomBeforeCopy,
 }
 
 #[cfg(feature = "mutants")]

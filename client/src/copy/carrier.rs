@@ -33,7 +33,6 @@ pub(crate) enum Packed {
     /// Its bytes are in the slot.
     Here(Slot),
     /// They are on their way.
-    #[expect(dead_code, reason = "what devices answer")]
     Coming(Box<dyn Coming>),
 }
 
@@ -71,9 +70,7 @@ impl Packed {
 /// What a load has to come after: the work that the engine had begun when the load was planned. A host has none, since
 /// there everything is over when a call returns.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Fence(
-    #[expect(dead_code, reason = "what devices answer")] pub(crate) Option<Arc<dyn Any + Send + Sync>>,
-);
+pub(crate) struct Fence(pub(crate) Option<Arc<dyn Any + Send + Sync>>);
 
 /// Moves bytes for a worker.
 pub(crate) trait Carrier: Send + Sync + fmt::Debug {
@@ -90,6 +87,9 @@ pub(crate) trait Carrier: Send + Sync + fmt::Debug {
     fn lost(&self) -> Option<String> {
         None
     }
+
+    /// The client ends: from now on a copy that does not end is not waited for without a limit.
+    fn end(&self) {}
 
     /// Waits until no copy can touch the engine's memory any more; what cannot be waited for keeps its memory for good.
     fn close(&self) {}

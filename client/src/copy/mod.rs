@@ -4,6 +4,7 @@
 //! against the block list, lengths against the layout. Raw pointers stop in this module's backends.
 
 pub(crate) mod carrier;
+pub(crate) mod cuda;
 mod host;
 mod moves;
 

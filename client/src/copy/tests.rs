@@ -8,31 +8,31 @@ use tender_proto::{BlocksPerChunk, Coverage, GroupIndex, PartIndex};
 use super::*;
 use crate::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
 
-const POOL: u32 = 12;
-const GROUP: GroupIndex = GroupIndex(0);
-const PART: PartIndex = PartIndex(0);
+pub(super) const POOL: u32 = 12;
+pub(super) const GROUP: GroupIndex = GroupIndex(0);
+pub(super) const PART: PartIndex = PartIndex(0);
 
 /// How test pages look: every number may be odd, so that nothing is aligned.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    layers: u64,
+pub(super) struct Shape {
+    pub(super) layers: u64,
     /// All layers in one buffer, block by block.
-    interleaved: bool,
-    heads: u32,
-    tokens: u32,
-    cell: u64,
-    padding: u64,
+    pub(super) interleaved: bool,
+    pub(super) heads: u32,
+    pub(super) tokens: u32,
+    pub(super) cell: u64,
+    pub(super) padding: u64,
 }
 
 /// A buffer of bytes, and its layout. A byte's value tells where it lies.
-struct Memory {
-    bytes: Vec<u8>,
-    layout: Arc<ProvedLayout>,
+pub(super) struct Memory {
+    pub(super) bytes: Vec<u8>,
+    pub(super) layout: Arc<ProvedLayout>,
     layers: Vec<LayerDesc>,
 }
 
 impl Memory {
-    fn new(shape: Shape, fill: impl Fn(usize) -> u8) -> Self {
+    pub(super) fn new(shape: Shape, fill: impl Fn(usize) -> u8) -> Self {
         let head = u64::from(shape.tokens) * shape.cell + shape.padding;
         let page = u64::from(shape.heads) * head + shape.padding;
         let (block_stride, layer_stride) =
@@ -66,7 +66,7 @@ impl Memory {
         HostCopy::new(Arc::clone(&self.layout))
     }
     /// Positions of a block's content in `bytes`, in the order of a part.
-    fn places(&self, block: u32) -> Vec<usize> {
+    pub(super) fn places(&self, block: u32) -> Vec<usize> {
         let base = self.bytes.as_ptr().expose_provenance() as u64;
         let mut places = Vec::new();
         for layer in &self.layers {
@@ -86,7 +86,7 @@ fn value(at: usize) -> u8 {
     (at % 241) as u8 ^ (at / 241) as u8
 }
 
-fn coverage(bits: u64) -> Coverage {
+pub(super) fn coverage(bits: u64) -> Coverage {
     let blocks = BlocksPerChunk::new(4).unwrap();
     Coverage::new(bits & 0b1111, blocks).unwrap()
 }

@@ -80,6 +80,10 @@ impl Slot {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+    /// The region that it is cut from.
+    pub(crate) fn staging(&self) -> &Arc<Staging> {
+        &self.staging
+    }
     /// The bytes, to be filled.
     pub(crate) fn fill(&mut self) -> &mut [u8] {
         region::fillable(&self.staging.region, self.offset_bytes(), self.len).unwrap_or_default()

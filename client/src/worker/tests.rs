@@ -1,5 +1,7 @@
 //! A worker over real memory, against a daemon that keeps the contract or breaks it on demand.
 
+mod device;
+
 use std::num::NonZeroU32;
 use std::time::Instant;
 
