@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use tender_client::copy::EngineStream;
 use tender_client::plan::{PlanConfig, StepPlan};
 use tender_client::{ClientConfig, WorkerSide};
 
@@ -54,30 +55,39 @@ pub(crate) struct Worker {
 
 #[pymethods]
 impl Worker {
-    /// `client_config` is a JSON object. Raises ConfigError and RefusedError.
+    /// `client_config` is a JSON object. The layout lies in host memory, or in that of a CUDA device. Raises
+    /// ConfigError and RefusedError.
     #[new]
+    #[pyo3(signature = (client_config, descriptor, layout, cuda_index=None))]
     fn new(
         py: Python<'_>,
         client_config: &str,
         descriptor: &[u8],
         layout: Bound<'_, Layout>,
+        cuda_index: Option<u32>,
     ) -> PyResult<Self> {
         crate::start_log();
         let config = parse_client_config(client_config)?;
         let descriptor = Arc::new(descriptor::parse(descriptor)?);
         let proved = Arc::clone(&layout.get().proved);
-        let side = py.detach(|| WorkerSide::new(config, descriptor, proved)).map_err(client_error)?;
+        let side = py.detach(|| match cuda_index {
+            None => WorkerSide::new(config, descriptor, proved),
+            Some(index) => WorkerSide::on_cuda(index, config, descriptor, proved),
+        });
+        let side = side.map_err(client_error)?;
         Ok(Self { side, _tensors: layout.get().owner.clone_ref(py) })
     }
 
-    /// Before the forward pass: gathers what became final by finishing, then begins the loads.
-    fn begin_step(&self, py: Python<'_>, plan: &[u8]) {
-        py.detach(|| self.side.begin_step(plan));
+    /// Before the forward pass, which runs on `stream`: gathers what became final by finishing, then begins the loads.
+    #[pyo3(signature = (plan, stream=0))]
+    fn begin_step(&self, py: Python<'_>, plan: &[u8], stream: u64) {
+        py.detach(|| self.side.begin_step_on(plan, EngineStream(stream)));
     }
 
-    /// After the forward pass: gathers what it made final.
-    fn end_step(&self, py: Python<'_>, plan: &[u8]) {
-        py.detach(|| self.side.end_step(plan));
+    /// After the forward pass was begun on `stream`: gathers what it makes final.
+    #[pyo3(signature = (plan, stream=0))]
+    fn end_step(&self, py: Python<'_>, plan: &[u8], stream: u64) {
+        py.detach(|| self.side.end_step_on(plan, EngineStream(stream)));
     }
 
     /// Loads that are over since the last call: request, blocks that did not get their bytes, whether it failed.

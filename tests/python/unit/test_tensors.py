@@ -16,10 +16,9 @@ from tender_kv.vllm.tensors import describe
 class Tensor:
     """As much of a torch tensor as is looked at, over real memory."""
 
-    def __init__(self, memory, shape, strides, offset=0, cell=4, device="cpu"):
+    def __init__(self, memory, shape, strides, offset=0, cell=4):
         self._memory, self._offset, self._cell = memory, offset, cell
         self.shape, self._strides = shape, strides
-        self.device = SimpleNamespace(type=device)
 
     def stride(self):
         return self._strides
@@ -154,7 +153,6 @@ def test_pages_outside_their_memory_are_refused(memory):
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
-        (lambda m: Tensor(m, SHAPE, STRIDES, device="cuda"), "cuda memory"),
         (lambda m: Tensor(m, (7, 2, 4, 8), STRIDES), "not led by the pool"),
         (lambda m: Tensor(m, (2, 8, 4, 8), STRIDES), "not led by the pool"),
         (lambda m: Tensor(m, (8, *[1] * 8), [1] * 9), "so many axes"),

@@ -89,10 +89,6 @@ def _describe(name: str, tensor: Any, group: int, spec: KVCacheSpec | None, pool
 def _one(name: str, tensor: Any, group: int, spec: KVCacheSpec | None, pool_blocks: int) -> Layer:
     if not hasattr(tensor, "data_ptr"):
         raise Unsupported(f"layer {name} has no tensor but a {type(tensor).__name__}")
-    if tensor.device.type != "cpu":
-        raise Unsupported(
-            f"layer {name} lies in {tensor.device.type} memory; this version copies from and to host memory only"
-        )
     shape, strides, cell = tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
     kernel_blocks, rest = divmod(shape[0], pool_blocks) if shape else (0, 0)
     if not kernel_blocks or rest:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from tender_kv import _native
-from tender_kv.vllm import namespace, parts, tensors
+from tender_kv.vllm import devices, namespace, parts, tensors
 from tender_kv.vllm.config import Settings
 from tender_kv.vllm.embedded import NoDaemon
 from tender_kv.vllm.groups import cached_groups
@@ -44,6 +44,7 @@ class WorkerSide:
         # registration the engine may take minutes to allocate its cache.
         self._find_daemon, self._name = find_daemon, name
         self._native: _native.Worker | None = None
+        self._memory = devices.HOST
         self._handshake = TenderHandshake(refusal="the engine registered no KV cache")
         self._begun: TenderMetadata | None = None
         self._waiting: dict[str, list[int]] = {}
@@ -65,6 +66,7 @@ class WorkerSide:
 
     def _register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         groups = cached_groups(self._config, self._cache)
+        self._memory = devices.memory_of(kv_caches)
         described = tensors.describe(kv_caches, groups, self._cache.num_blocks)
         ranks = parts.of_rank(self._config, groups)
         try:
@@ -92,7 +94,8 @@ class WorkerSide:
             ],
         )
         descriptor, digest = _native.describe(identity)
-        self._native = _native.Worker(self._settings.client_json(self._find_daemon(), self._name), descriptor, layout)
+        client = self._settings.client_json(self._find_daemon(), self._name)
+        self._native = _native.Worker(client, descriptor, layout, self._memory.cuda_index)
         self._fails_as_a_whole = load_fails_as_a_whole(groups)
         self._handshake = TenderHandshake(descriptor=descriptor)
         logger.info(
@@ -115,15 +118,15 @@ class WorkerSide:
         if self._native is None or not metadata.plan:
             self._fail(metadata.loads)
             return
-        self._native.begin_step(metadata.plan)
+        self._native.begin_step(metadata.plan, self._memory.stream())
         if metadata.loads:
             # A load that the planner declined is in no plan, and nobody would report it.
             self._fail(metadata.loads.keys() - set(_native.plan_requests(metadata.plan)))
 
     def end(self, metadata: TenderMetadata) -> None:
-        """After the forward pass."""
+        """After the forward pass was begun on the engine's stream."""
         if self._native is not None and metadata.plan:
-            self._native.end_step(metadata.plan)
+            self._native.end_step(metadata.plan, self._memory.stream())
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Requests whose loads are over, and those of them that failed as a whole. Blocks of the other failures are
