@@ -24,7 +24,14 @@ fn over_the_fake(environment: &[(&str, &str)]) -> (Output, String) {
 fn the_whole_check_runs_over_the_fake_driver() {
     let (done, text) = over_the_fake(&[]);
     assert!(done.status.success(), "{text}");
-    for wanted in ["all layouts in one launch", "gather", "scatter", "BLAKE3", "fake, no measure"] {
+    for wanted in [
+        "all layouts in one launch",
+        "gather",
+        "scatter",
+        "BLAKE3",
+        "load end to end, shm",
+        "fake, no measure",
+    ] {
         assert!(text.contains(wanted), "{text}");
     }
     assert!(!text.contains("WRONG") && !text.contains("reached"), "{text}");

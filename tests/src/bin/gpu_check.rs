@@ -6,13 +6,17 @@ use std::process::ExitCode;
 
 use tender_tests::kernels::gpu::Gpu;
 use tender_tests::kernels::report::Report;
-use tender_tests::kernels::{Outcome, copies, hashes, speed, table};
+use tender_tests::kernels::{Outcome, copies, end_to_end, hashes, speed, table};
 
 /// A part of the check: what it is about, and what it does.
 type Section = (&'static str, fn(&Gpu, &mut Report) -> Outcome<()>);
 
-const SECTIONS: [Section; 3] =
-    [("Copies", check_copies), ("Digests", check_digests), ("Rates", measure_rates)];
+const SECTIONS: [Section; 4] = [
+    ("Copies", check_copies),
+    ("Digests", check_digests),
+    ("End to end", end_to_end_caches),
+    ("Rates", measure_rates),
+];
 
 /// Layouts that are named before the rest is given up: a lost device fails them all.
 const MOST_WRONG: u32 = 5;
@@ -71,6 +75,13 @@ fn check_digests(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
     println!("{} lengths from {} to {} bytes", lengths.len(), lengths[0], lengths[lengths.len() - 1]);
     report.checked("digests", &format!("{} lengths", lengths.len()), hashes::check(gpu, &lengths, 3));
     Ok(())
+}
+
+fn end_to_end_caches(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
+    // On a device, enough for rates; the fake shows that everything fits together.
+    let bytes = if gpu.is_fake() { 1 } else { 1 << 30 };
+    println!("through a tenderd of its own, over shared memory and over the network path");
+    end_to_end::check(gpu, bytes, report)
 }
 
 fn measure_rates(gpu: &Gpu, report: &mut Report) -> Outcome<()> {
