@@ -1,8 +1,8 @@
 """Compiles the CUDA kernels with NVRTC, which needs no GPU, and looks at what comes out.
 
 kernels.py           registers, spills and widest accesses of every kernel on every architecture; fails on a spill,
-                     on a missing 128-bit access, and if kernels/cuda/prebuilt.ptx is not what the sources make
-kernels.py --write   writes kernels/cuda/prebuilt.ptx, for machines without NVRTC
+                     on a missing 128-bit access, and if a .ptx file is not what the sources make
+kernels.py --write   writes kernels/cuda/prebuilt.ptx (and product.ptx of gpu-check), for machines without NVRTC
 """
 
 import argparse
@@ -16,8 +16,12 @@ from blake3 import blake3
 CUDA = Path(__file__).resolve().parent.parent / "kernels" / "cuda"
 # In the order of kernels/src/cuda/source.rs.
 SOURCES = ("abi.cuh", "copy.cu", "blake3.cu")
-PREBUILT = CUDA / "prebuilt.ptx"
+# What is prebuilt, and of which sources.
+PREBUILT = {CUDA / "prebuilt.ptx": SOURCES, CUDA / "product.ptx": ("product.cu",)}
 PTX_ARCH = "compute_80"
+# Drivers refuse PTX of a newer version than their own, and NVRTC writes its own. The kernels use nothing that the first
+# version with compute_80 has not: the assembler of CUDA 12.0 takes them as this.
+PTX_VERSION = "7.0"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 OPTIONS = ("--std=c++17",)
 # Kernels that move or hash whole pages: their aligned paths must use 128-bit accesses.
@@ -73,11 +77,16 @@ class Nvrtc:
             sys.exit(f"nvrtc{name} failed with {result}")
 
 
+def text_of(names):
+    return b"".join((CUDA / name).read_bytes() for name in names)
+
+
 def prebuilt(nvrtc, source):
     ptx, _ = nvrtc.compile(source, PTX_ARCH)
     lines = (line.rstrip() for line in ptx.rstrip(b"\0").decode().splitlines())
     # The compiler's own comments name its build; what matters is said here.
     body = "\n".join(line for line in lines if line and not line.startswith("//"))
+    body = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", body, count=1, flags=re.MULTILINE)
     return f"// source {blake3(source).hexdigest()}\n// NVRTC {nvrtc.version}, {PTX_ARCH}\n{body}\n"
 
 
@@ -110,20 +119,22 @@ def check(nvrtc, source):
         for access in filter(None, (load, stores)):
             if access not in bodies.get(kernel, ""):
                 wrong.append(f"{kernel} has no {access}")
-    if not PREBUILT.exists() or PREBUILT.read_text() != ptx:
-        wrong.append(f"{PREBUILT.name} is not what the sources make: run scripts/kernels.py --write and commit it")
+    for path, names in PREBUILT.items():
+        if not path.exists() or path.read_text() != prebuilt(nvrtc, text_of(names)):
+            wrong.append(f"{path.name} is not what the sources make: run scripts/kernels.py --write and commit it")
     return wrong
 
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--write", action="store_true", help="write kernels/cuda/prebuilt.ptx")
-    source = b"".join((CUDA / name).read_bytes() for name in SOURCES)
+    arguments.add_argument("--write", action="store_true", help="write the .ptx files")
+    write = arguments.parse_args().write
     nvrtc = Nvrtc()
-    if arguments.parse_args().write:
-        PREBUILT.write_text(prebuilt(nvrtc, source))
+    if write:
+        for path, names in PREBUILT.items():
+            path.write_text(prebuilt(nvrtc, text_of(names)))
         return
-    wrong = check(nvrtc, source)
+    wrong = check(nvrtc, text_of(SOURCES))
     sys.exit("\n".join(wrong) if wrong else None)
 
 

@@ -14,6 +14,7 @@
 #include "../cuda/abi.cuh"
 #include "../cuda/copy.cu"
 #include "../cuda/blake3.cu"
+#include "../cuda/product.cu"
 
 namespace tender_host {
 namespace {
@@ -36,6 +37,7 @@ const Kernel kernels[] = {
     {"tender_scatter_small", 4, false, four<tender_scatter_small>},
     {"tender_blake3_groups", 5, true, groups},
     {"tender_blake3_roots", 4, true, four<tender_blake3_roots>},
+    {"tender_product", 4, false, four<tender_product>},
 };
 
 // Shared memory is static here, so there is one launch at a time.

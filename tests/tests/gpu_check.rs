@@ -30,6 +30,7 @@ fn the_whole_check_runs_over_the_fake_driver() {
         "scatter",
         "BLAKE3",
         "load end to end, shm",
+        "matrix product beside loads",
         "fake, no measure",
     ] {
         assert!(text.contains(wanted), "{text}");

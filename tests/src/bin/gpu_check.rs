@@ -6,16 +6,17 @@ use std::process::ExitCode;
 
 use tender_tests::kernels::gpu::Gpu;
 use tender_tests::kernels::report::Report;
-use tender_tests::kernels::{Outcome, copies, end_to_end, hashes, speed, table};
+use tender_tests::kernels::{Outcome, copies, end_to_end, hashes, overlap, speed, table};
 
 /// A part of the check: what it is about, and what it does.
 type Section = (&'static str, fn(&Gpu, &mut Report) -> Outcome<()>);
 
-const SECTIONS: [Section; 4] = [
+const SECTIONS: [Section; 5] = [
     ("Copies", check_copies),
     ("Digests", check_digests),
     ("End to end", end_to_end_caches),
     ("Rates", measure_rates),
+    ("Beside a matrix product", overlap::measure),
 ];
 
 /// Layouts that are named before the rest is given up: a lost device fails them all.

@@ -17,6 +17,11 @@ use tender_kernels::cuda::{self, Launch, abi};
 
 use super::{Area, Device, Outcome, POISON};
 
+/// A product of matrices, to be busy with. Arguments: a, b, their product, their rows.
+pub const PRODUCT: &str = "tender_product";
+const PRODUCT_SOURCE: &str = include_str!("../../../kernels/cuda/product.cu");
+const PRODUCT_PTX: &str = include_str!("../../../kernels/cuda/product.ptx");
+
 /// One device, its stream and our kernels on it.
 #[derive(Debug)]
 pub struct Gpu {
@@ -42,9 +47,12 @@ impl Gpu {
         // SAFETY: everything here runs on one stream, or waits for it.
         unsafe { context.disable_event_tracking() };
         let (major, minor) = context.compute_capability()?;
-        let (module, code) = load(&context, &format!("compute_{major}{minor}"))?;
+        let architecture = format!("compute_{major}{minor}");
+        let (module, code) = load(&context, &architecture, cuda::SOURCE, cuda::PTX)?;
         let kernels = abi::KERNELS.map(|name| Ok((name, module.load_function(name)?)));
-        let kernels = kernels.into_iter().collect::<Outcome<HashMap<_, _>>>()?;
+        let mut kernels = kernels.into_iter().collect::<Outcome<HashMap<_, _>>>()?;
+        let (module, _) = load(&context, &architecture, PRODUCT_SOURCE, PRODUCT_PTX)?;
+        kernels.insert(PRODUCT, module.load_function(PRODUCT)?);
         let sms = context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let stream = context.new_stream()?;
         Ok(Self { name: context.name()?, sms: u32::try_from(sms)?, context, stream, kernels, code })
@@ -69,7 +77,11 @@ impl Gpu {
     pub fn address(&self, memory: &CudaSlice<u8>) -> u64 {
         memory.device_ptr(&self.stream).0
     }
-    /// The stream that everything runs on.
+    /// Another stream, which nothing waits for by itself; of the lowest priority, as a client's transfers.
+    pub fn other_stream(&self) -> Outcome<Arc<CudaStream>> {
+        Ok(self.context.new_stream_with_priority(0)?)
+    }
+    /// The stream that everything else runs on.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
@@ -93,8 +105,12 @@ impl Gpu {
 
     /// Queues a kernel.
     pub fn enqueue(&self, launch: &Launch, arguments: &[u64]) -> Outcome<()> {
+        self.enqueue_on(&self.stream, launch, arguments)
+    }
+    /// Queues a kernel on a stream of [`Gpu::other_stream`].
+    pub fn enqueue_on(&self, stream: &Arc<CudaStream>, launch: &Launch, arguments: &[u64]) -> Outcome<()> {
         let kernel = self.kernels.get(launch.kernel).ok_or_else(|| format!("no kernel {}", launch.kernel))?;
-        let mut builder = self.stream.launch_builder(kernel);
+        let mut builder = stream.launch_builder(kernel);
         for argument in arguments {
             builder.arg(argument);
         }
@@ -111,12 +127,17 @@ impl Gpu {
 }
 
 /// The kernels compiled for this device, or, without NVRTC or where it fails, from the PTX that was made beforehand.
-fn load(context: &Arc<CudaContext>, architecture: &str) -> Outcome<(Arc<CudaModule>, String)> {
+fn load(
+    context: &Arc<CudaContext>,
+    architecture: &str,
+    source: &str,
+    prebuilt: &str,
+) -> Outcome<(Arc<CudaModule>, String)> {
     // SAFETY: loads a library that is meant to be loaded, and drops it.
     let why = if unsafe { cudarc::nvrtc::sys::is_culib_present() } {
         let options = cuda::NVRTC_OPTIONS.map(String::from).to_vec();
         let options = [options, vec![format!("--gpu-architecture={architecture}")]].concat();
-        match compile_ptx_with_opts(cuda::SOURCE, CompileOptions { options, ..CompileOptions::default() }) {
+        match compile_ptx_with_opts(source, CompileOptions { options, ..CompileOptions::default() }) {
             Ok(ptx) => match context.load_module(ptx) {
                 Ok(module) => return Ok((module, format!("compiled by NVRTC for {architecture}"))),
                 Err(error) => format!("the driver refuses what NVRTC made: {error}"),
@@ -126,7 +147,7 @@ fn load(context: &Arc<CudaContext>, architecture: &str) -> Outcome<(Arc<CudaModu
     } else {
         "NVRTC was not found".into()
     };
-    let module = context.load_module(Ptx::from_src(cuda::PTX))?;
+    let module = context.load_module(Ptx::from_src(prebuilt))?;
     Ok((module, format!("prebuilt PTX for {} ({why})", cuda::PTX_ARCH)))
 }
 

@@ -36,10 +36,11 @@ impl Build {
     }
 }
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "cuda/abi.cuh",
     "cuda/copy.cu",
     "cuda/blake3.cu",
+    "cuda/product.cu",
     "host/shim.h",
     "host/launch.h",
     "host/launch.cpp",

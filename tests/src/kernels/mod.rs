@@ -5,13 +5,15 @@
 //! * [`copies`], [`hashes`]: what a kernel does, compared byte by byte with the CPU truth.
 //! * [`host`]: the host build of the kernels, and memory that is known by address.
 //! * [`end_to_end`]: a device's cache through a real daemon.
-//! * [`gpu`], [`speed`], [`report`]: a device behind its driver, how fast it is, and the table of what was found.
+//! * [`gpu`], [`speed`], [`overlap`], [`report`]: a device behind its driver, how fast it is, alone and beside other work, and the
+//!   table of what was found.
 
 pub mod copies;
 pub mod end_to_end;
 pub mod gpu;
 pub mod hashes;
 pub mod host;
+pub mod overlap;
 pub mod report;
 pub mod speed;
 pub mod table;
