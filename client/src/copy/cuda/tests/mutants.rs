@@ -11,6 +11,7 @@ fn every_rule_of_order_is_watched() {
     let all = [
         Mutant::CopyBeforeGather,
         Mutant::SlotBeforeCopy,
+        Mutant::SpanBeforeGather,
         Mutant::RingOverrun,
         Mutant::ScatterBeforeFence,
         Mutant::LoadBeforeCopies,
