@@ -34,7 +34,8 @@ pub(super) struct Gpu {
     pub(super) settings: Settings,
     pub(super) table: SegmentTable,
     maps: HashMap<(GroupIndex, PartIndex), MapIndex>,
-    segments: DeviceMemory,
+    /// Gone once it had to be kept for good.
+    segments: Option<DeviceMemory>,
     /// The device computes digests.
     hashes: AtomicBool,
     state: Mutex<State>,
@@ -64,7 +65,7 @@ impl Gpu {
         let table = SegmentTable::new(parts.iter().map(|(.., map)| *map));
         let table = table.map_err(|_| Fault::OutOfMemory { call: "the layout's tables" })?;
         let maps = parts.iter().zip(0..).map(|(&(group, part, _), i)| ((group, part), MapIndex(i))).collect();
-        let segments = upload(&driver, table.words())?;
+        let segments = Some(upload(&driver, table.words())?);
         let hashes = AtomicBool::new(settings.digest == DigestBy::Device);
         Ok(Self { driver, layout, settings, table, maps, segments, hashes, state: Mutex::default() })
     }
@@ -79,7 +80,7 @@ impl Gpu {
 
     /// Where the kernels find the segments of all maps.
     pub(super) fn segments_address(&self) -> u64 {
-        self.segments.address()
+        self.segments.as_ref().map_or(0, DeviceMemory::address)
     }
 
     /// The table's entry for a part that the layout has.
@@ -204,6 +205,15 @@ impl Gpu {
         }
         self.driver.pause(LOOK_AGAIN);
         true
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.lost().is_some() {
+            // A kernel may still read it.
+            keep_for_good(self.segments.take());
+        }
     }
 }
 
