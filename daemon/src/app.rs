@@ -297,8 +297,9 @@ impl RunningApp {
         let grace = self.config.drain_grace;
         // A successor that comes now begins when this daemon has ended.
         self.entrance = None;
-        self.phase.send_replace(Phase::Draining { grace });
+        // Whoever hears of the drain is refused from then on.
         self.engine.begin_drain();
+        self.phase.send_replace(Phase::Draining { grace });
         self.idle_within(grace).await;
         self.close().await;
         self.doors.iter().for_each(Door::remove_files);

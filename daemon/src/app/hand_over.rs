@@ -97,8 +97,8 @@ impl RunningApp {
         let Successor(takeover::Successor { line, pid, daemon_version, takes, _turn }) = successor;
         tracing::info!(pid, version = daemon_version, "another daemon takes over");
         let grace = self.hand_over_grace();
-        self.phase.send_replace(Phase::HandingOver { grace });
         self.engine.begin_drain();
+        self.phase.send_replace(Phase::HandingOver { grace });
         if let Err(why) = self.ready_to_go(&line, grace).await {
             tracing::warn!(pid, why, "the other daemon did not take over; serving on");
             self.engine.end_drain();

@@ -3,9 +3,10 @@
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tender_daemon::arena::StartError;
 use tender_daemon::clock::{Clock, ManualClock};
 use tender_daemon::engine::{ArenaConfig, Engine, EngineConfig};
 use tender_proto::limits::KEY_CHAIN_VERSION;
@@ -21,6 +22,7 @@ pub(super) const MODELS: u8 = 3;
 pub(super) const KEYS: u8 = 12;
 pub(super) const RESERVATION: Duration = Duration::from_secs(10);
 const LEASE: Duration = Duration::from_secs(5);
+const LAST_WORK: Duration = Duration::from_secs(10);
 
 /// In a memory filesystem where there is one, as an arena needs.
 pub(super) fn folder() -> TempDir {
@@ -59,6 +61,21 @@ pub(super) fn open(config: &EngineConfig, clock: &Arc<ManualClock>) -> Arc<Engin
     match Engine::new(config.clone(), Arc::clone(clock) as Arc<dyn Clock>) {
         Ok(engine) => Arc::new(engine),
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// An engine over what another one held, once that one is gone: whatever it did aside (a look into what a reader
+/// doubted) holds it a little longer than its last user.
+pub(super) fn reopen(config: &EngineConfig, clock: &Arc<ManualClock>) -> Arc<Engine> {
+    let give_up = Instant::now() + LAST_WORK;
+    loop {
+        match Engine::new(config.clone(), Arc::clone(clock) as Arc<dyn Clock>) {
+            Ok(engine) => return Arc::new(engine),
+            Err(StartError::InUse { .. }) if Instant::now() < give_up => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 }
 

@@ -168,7 +168,7 @@ impl World {
         // Timers of reads that are over go now; the arena is locked until the last of the old daemon is gone.
         tokio::task::yield_now().await;
         drop((daemon, engine));
-        let next = small::open(&config, &clock);
+        let next = small::reopen(&config, &clock);
         let restored = next.restored();
         assert_eq!((restored.dropped_records, restored.dropped_parts), (0, 0), "{restored:?}");
         assert_eq!(restored.chunks, audit.ready_chunks);
