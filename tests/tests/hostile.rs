@@ -16,8 +16,11 @@ use tender_tests::raw::Ask;
 /// Processes are measured as a whole: one test at a time, also where tests share a process.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Ten times the scheduler's default budget: a call that waits for a daemon takes longer, one that does not never.
-const STALL: Duration = Duration::from_millis(50);
+/// Below the shortest deadline of a call to the daemon: a scheduler's call that waits for one takes longer. Far above its
+/// budget, since a thread of ours that holds a lock may have no processor for a while when the machine is busy.
+const STALL: Duration = Duration::from_millis(200);
+/// The same for a worker's call, below the deadlines of loads and stores.
+const GATHER_STALL: Duration = Duration::from_millis(600);
 /// What may be under way: staging, a message, windows of two connections.
 const GROWTH_BYTES: u64 = 96 << 20;
 /// Helpers that come and go with a session.
@@ -74,7 +77,8 @@ fn drive(engine: &ModelEngine, what: &str, time: Duration) {
     let longest = engine.watch.take();
     println!("{what}: {n} requests, longest calls {longest:?}, {before:?} to {most:?}");
     for (call, took) in &longest {
-        assert!(*took < STALL, "{what}: {call} waited for {took:?}");
+        let stall = if call.ends_with("_step") { GATHER_STALL } else { STALL };
+        assert!(*took < stall, "{what}: {call} waited for {took:?}");
     }
     assert!(most.private_bytes < before.private_bytes + GROWTH_BYTES, "{what}: {before:?} to {most:?}");
     assert!(most.threads <= before.threads + MORE_THREADS, "{what}: {before:?} to {most:?}");
