@@ -220,25 +220,4 @@ impl Client {
     ) -> Result<T, Reason> {
         self.shared.runtime.block_on(self.ask(session, deadline, pace, call))
     }
-
-    /// The same for a call that takes in many bytes, run where its connection is: no other thread has to be woken for
-    /// each piece, and what came is still in that core's cache. When it returns, the call is over or dropped.
-    pub(crate) fn ask_bulk<T: Send + 'static>(
-        &self,
-        session: &Arc<Session>,
-        deadline: Instant,
-        call: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-    ) -> Result<T, Reason> {
-        let (client, session) = (self.clone(), Arc::clone(session));
-        let task =
-            self.shared.bulk.spawn(async move { client.ask(&session, deadline, Pace::Bulk, call).await });
-        match self.shared.bulk.block_on(task) {
-            Ok(result) => result,
-            // It goes on in the thread that asked, whose fuse it blows.
-            Err(ended) => match ended.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => Err(Reason::Internal),
-            },
-        }
-    }
 }

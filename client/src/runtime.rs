@@ -1,5 +1,5 @@
 //! The two small async runtimes of a process: one for calls, whose answers somebody waits for, and one for bulk
-//! connections, which verify and copy what they receive and would hold up the calls.
+//! connections, behind whose bytes the calls would wait.
 //!
 //! They are made at first use and never dropped: a runtime must not be dropped inside an async context, and an
 //! engine may drop its last client anywhere. After a `fork` the child has none of their threads, so it gets some
@@ -16,8 +16,8 @@ use crate::error::ClientError;
 
 /// Calls are small.
 const CALL_WORKERS: usize = 1;
-/// With one thread, bytes are verified and copied while they are in the cache of the core that received them. A large
-/// machine may have several connections busy at once; more than these would take cores from the engine.
+/// Bytes are verified and copied by the client's own threads, beside the one that receives. A large machine may have several
+/// connections busy at once; more than these would take cores from the engine.
 const MOST_BULK_WORKERS: usize = 4;
 
 /// Made by this process, if it is that one's.
@@ -31,7 +31,7 @@ pub(crate) fn calls() -> Result<Handle, ClientError> {
     handle(&CALLS, "tender-io", CALL_WORKERS)
 }
 
-/// Runs bulk connections and what they receive.
+/// Runs bulk connections.
 pub(crate) fn bulk() -> Result<Handle, ClientError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     handle(&BULK, "tender-bulk", (cores / 2).clamp(1, MOST_BULK_WORKERS))

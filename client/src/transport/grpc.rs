@@ -126,7 +126,7 @@ impl Transport for Grpc {
     ) -> Vec<Result<(), Reason>> {
         let results = Results::default();
         let pump = self.line.clone().pump(ask.clone(), Arc::clone(&results), sink);
-        let pumped = client.ask_bulk(session, ask.deadline, pump);
+        let pumped = client.ask_blocking(session, ask.deadline, Pace::Bulk, pump);
         let mut results = std::mem::take(&mut *results.lock());
         // Whatever the stream did not get to shares the stream's fate.
         let rest = pumped.err().unwrap_or(Reason::Internal);

@@ -74,8 +74,7 @@ pub(crate) struct ReadAsk {
 
 /// Takes bytes of item `.0`: the piece that lies at `.1` in the part. The pieces of an item come in order and without
 /// gaps, and may come before all of it is checked: only a result that is good says that they were right. After an
-/// error, which becomes the item's result, it gets no more of that item. It may be called where bulk connections run,
-/// and must not wait for any of them.
+/// error, which becomes the item's result, it gets no more of that item.
 pub(crate) type Sink = Box<dyn FnMut(usize, u64, &[u8]) -> Result<(), Reason> + Send>;
 
 /// A reserved part in staging.
