@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -112,3 +114,21 @@ def test_a_place_that_is_not_private_is_refused(engine, base):
 def test_a_daemon_that_cannot_start_says_why(engine):
     with pytest.raises(NoDaemon, match="tenderd ended with"):
         embedded.acquire(engine, "1000TiB")
+
+
+def test_a_door_that_nobody_opens_yet_is_no_daemon(base, monkeypatch):
+    """A daemon listens before it has its arena; should that fail, its engine has to hear why."""
+    monkeypatch.setattr(embedded, "_GREETING_LIMIT_S", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(base / "door"))
+        door.listen()
+        assert not embedded._answers(base / "door")
+
+
+def test_leaving_a_place_that_is_gone_ends_the_daemon_all_the_same(engine):
+    daemon = PrivateDaemon(engine)
+    daemon.join(ARENA)
+    pid = daemon.pid
+    shutil.rmtree(daemon.folder)
+    daemon.leave()
+    assert not runs(pid)

@@ -31,6 +31,9 @@ MIN_ARENA_BYTES = 32 << 20
 START_LIMIT_S = 20.0
 STOP_LIMIT_S = 5.0
 UNUSED_LIMIT = "10s"
+_GREETING_LIMIT_S = 1.0
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""The preface of a client and its settings, of which it has none (RFC 9113, 3.4)."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "tender-private-"
@@ -92,8 +95,8 @@ class PrivateDaemon:
     @property
     def pid(self) -> int | None:
         """The daemon's process, if it runs: process ids are used again, so its command line is looked at."""
-        if self._child is not None and self._child.poll() is not None:
-            return None
+        if self._child is not None:
+            return self._child.pid if self._child.poll() is None else None
         return _running(self.folder)
 
     @property
@@ -127,12 +130,16 @@ class PrivateDaemon:
         use, self._use = self._use, None
         if use is None:
             return
-        with _exclusive(self.folder):
-            last = _try_exclusive(use)
+        try:
+            with _exclusive(self.folder):
+                if _try_exclusive(use):
+                    self._stop()
+                    _remove(self.folder)
+        except FileNotFoundError:
+            # Somebody took the place away under us, and nobody finds that daemon any more.
+            self._stop()
+        finally:
             os.close(use)
-            if last:
-                self._stop()
-                _remove(self.folder)
 
     def _start(self, arena_bytes: str | int | None) -> None:
         arena = modest_arena_bytes() if arena_bytes is None else arena_bytes
@@ -273,10 +280,13 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _answers(path: Path) -> bool:
+    """Whether a daemon greets there. One that starts has its door before its arena, so that a connection alone says
+    nothing yet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(_GREETING_LIMIT_S)
         try:
             probe.connect(str(path))
+            probe.sendall(_HTTP2_GREETING)
+            return len(probe.recv(1)) == 1
         except OSError:
             return False
-        return True
