@@ -6,6 +6,7 @@
 //! run -> app -> rpc, fds -> engine
 //! engine -> { session, namespace } -> { lease, reservation, admission } -> index -> arena
 //!                 \-> staging: where local clients leave bytes for the arena
+//! rpc -> tier (disk, other daemons, a shared store) -> engine
 //! ```
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
@@ -46,5 +47,6 @@ mod staging;
 mod sync;
 mod takeover;
 mod task;
+mod tier;
 
 pub use run::run;

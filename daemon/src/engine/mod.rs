@@ -6,12 +6,13 @@
 //! Both are counted by reason, see [`Stats::refusals`].
 
 mod audit;
+mod house;
 mod read;
 mod restore;
 mod scrub;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod types;
 
 use std::collections::VecDeque;
@@ -35,6 +36,7 @@ use crate::session::{Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
+pub(crate) use house::{Filling, House, OpenChunk, Unfilled};
 pub use read::PartReader;
 pub use restore::Restored;
 pub use scrub::Suspects;

@@ -28,8 +28,23 @@ impl Engine {
         core.counted(|| {
             core.refuse_large_batch(chunks.len())?;
             let (session, namespace) = core.bound(session, namespace)?;
-            core.lookup(session.id, &namespace, chunks, ask)
+            let answer = core.lookup(session.id, &namespace, chunks, ask)?;
+            count(&namespace, &answer.chunks);
+            Ok(answer)
         })
+    }
+
+    /// The same for the daemon itself: no hit and no miss of anybody's.
+    pub(crate) fn look(
+        &self,
+        session: SessionId,
+        namespace: NamespaceDigest,
+        chunks: &[ChunkId],
+        ask: LeaseAsk,
+    ) -> Result<LookupAnswer, Refusal> {
+        let core = &self.core;
+        let (session, namespace) = core.bound(session, namespace)?;
+        core.lookup(session.id, &namespace, chunks, ask)
     }
 
     /// Ends leases and says for each whether it was good until now. Ids that are unknown or another
@@ -104,7 +119,6 @@ impl Core {
             }
             _ => None,
         };
-        count(namespace, &answers);
         Ok(LookupAnswer { chunks: answers, lease })
     }
 

@@ -3,6 +3,7 @@
 
 mod cases;
 mod clock;
+mod house;
 mod leases;
 mod model;
 mod requests;
@@ -24,27 +25,27 @@ use super::*;
 use crate::clock::ManualClock;
 
 /// One part of a full chunk; a power of two, so that arenas of whole slots hold exactly that many.
-const SLOT_BYTES: u64 = 16 << 10;
-const BLOCKS: u32 = 4;
-const BLOCK_BYTES: u64 = SLOT_BYTES / BLOCKS as u64;
-const FULL: u64 = 0b1111;
+pub(crate) const SLOT_BYTES: u64 = 16 << 10;
+pub(crate) const BLOCKS: u32 = 4;
+pub(crate) const BLOCK_BYTES: u64 = SLOT_BYTES / BLOCKS as u64;
+pub(crate) const FULL: u64 = 0b1111;
 
 const LEASE: Duration = Duration::from_secs(5);
 const RESERVATION: Duration = Duration::from_secs(10);
 
 /// An engine with a namespace of two groups: group 0 has one part, group 1 has two.
-struct Bench {
-    engine: Arc<Engine>,
-    clock: Arc<ManualClock>,
-    dir: TempDir,
+pub(crate) struct Bench {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) clock: Arc<ManualClock>,
+    pub(crate) dir: TempDir,
 }
 
 impl Bench {
     /// An arena with room for this many full parts.
-    fn with_slots(slots: u64) -> Self {
+    pub(crate) fn with_slots(slots: u64) -> Self {
         Self::with(slots, |_| ())
     }
-    fn with(slots: u64, adjust: impl FnOnce(&mut EngineConfig)) -> Self {
+    pub(crate) fn with(slots: u64, adjust: impl FnOnce(&mut EngineConfig)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut config = EngineConfig {
             arena: ArenaConfig {
@@ -74,7 +75,7 @@ impl Bench {
     }
 
     /// A session that has registered the namespaces `a` and `b`.
-    fn session(&self) -> SessionId {
+    pub(crate) fn session(&self) -> SessionId {
         let session = self.engine.open_session("test", 1).unwrap();
         for name in ["a", "b"] {
             let d = descriptor(name);
@@ -103,7 +104,7 @@ impl Bench {
         writer.finish(ContentDigest::of(bytes), coverage).outcome
     }
     /// Stores a full chunk of group 0.
-    fn put(&self, session: SessionId, n: u32) {
+    pub(crate) fn put(&self, session: SessionId, n: u32) {
         let id = self.reserved(session, ask(chunk(n), FULL));
         let stored = self.write(session, id, &bytes_of(chunk(n), 0, FULL), FULL);
         assert_eq!(stored, Ok(Stored { chunk_ready: true }), "chunk {n}");
@@ -111,7 +112,7 @@ impl Bench {
     fn look(&self, session: SessionId, n: u32) -> ChunkAnswer {
         self.engine.lookup(session, a(), &[chunk(n)], LeaseAsk::None).unwrap().chunks.remove(0)
     }
-    fn is_ready(&self, session: SessionId, n: u32) -> bool {
+    pub(crate) fn is_ready(&self, session: SessionId, n: u32) -> bool {
         matches!(self.look(session, n), ChunkAnswer::Ready { .. })
     }
     /// Leases chunks that must all be READY.
@@ -124,15 +125,15 @@ impl Bench {
     fn release(&self, session: SessionId, lease: u64) -> LeaseEnd {
         self.engine.release(session, &[lease]).unwrap()[0]
     }
-    fn pass(&self, time: Duration) {
+    pub(crate) fn pass(&self, time: Duration) {
         self.clock.advance(time);
         self.engine.sweep();
     }
-    fn refusals(&self, reason: Reason) -> u64 {
+    pub(crate) fn refusals(&self, reason: Reason) -> u64 {
         let counts = self.engine.stats().refusals;
         counts.iter().find(|(r, _)| *r == reason).map_or(0, |(_, count)| *count)
     }
-    fn audit(&self) -> Audit {
+    pub(crate) fn audit(&self) -> Audit {
         self.engine.audit().unwrap()
     }
 }
@@ -145,7 +146,7 @@ impl Drop for Bench {
     }
 }
 
-fn descriptor(model: &str) -> Descriptor {
+pub(crate) fn descriptor(model: &str) -> Descriptor {
     let blocks = BlocksPerChunk::new(BLOCKS).unwrap();
     let tokens = NonZeroU32::new(16).unwrap();
     let group = |parts| Group::new(GroupKind::FullAttention, tokens, blocks, None, vec![BLOCK_BYTES; parts]);
@@ -162,18 +163,18 @@ fn descriptor(model: &str) -> Descriptor {
     }
 }
 
-fn a() -> NamespaceDigest {
+pub(crate) fn a() -> NamespaceDigest {
     descriptor("a").digest()
 }
-fn b() -> NamespaceDigest {
+pub(crate) fn b() -> NamespaceDigest {
     descriptor("b").digest()
 }
 
 /// Chunk `n` of group 0.
-fn chunk(n: u32) -> ChunkId {
+pub(crate) fn chunk(n: u32) -> ChunkId {
     chunk_of(0, n)
 }
-fn chunk_of(group: u16, n: u32) -> ChunkId {
+pub(crate) fn chunk_of(group: u16, n: u32) -> ChunkId {
     ChunkId { group: GroupIndex(group), hash: ChainHash::from(blake3::hash(&n.to_le_bytes())) }
 }
 
@@ -187,7 +188,7 @@ fn ask_part(chunk: ChunkId, part: u16, coverage_bits: u64) -> ReserveAsk {
 }
 
 /// The one right content of a part.
-fn bytes_of(chunk: ChunkId, part: u16, coverage_bits: u64) -> Vec<u8> {
+pub(crate) fn bytes_of(chunk: ChunkId, part: u16, coverage_bits: u64) -> Vec<u8> {
     let len = usize::try_from(BLOCK_BYTES).unwrap() * coverage_bits.count_ones() as usize;
     let mut bytes = vec![0; len];
     let mut hasher = blake3::Hasher::new();
@@ -196,6 +197,6 @@ fn bytes_of(chunk: ChunkId, part: u16, coverage_bits: u64) -> Vec<u8> {
     bytes
 }
 
-fn full() -> Coverage {
+pub(crate) fn full() -> Coverage {
     Coverage::full(BlocksPerChunk::new(BLOCKS).unwrap())
 }

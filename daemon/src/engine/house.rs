@@ -1,0 +1,165 @@
+//! The daemon's own session: through it tiers read what is stored and store what they bring, under the same rules as
+//! any client.
+
+use std::sync::Arc;
+
+use tender_proto::{
+    ChunkId, ContentDigest, Coverage, LeaseId, NamespaceDigest, PartIndex, Reason, Refusal, SessionId,
+};
+
+use super::{
+    Already, ChunkAnswer, Engine, LeaseAsk, LookupAnswer, PartReader, PartWriter, ReserveAnswer, ReserveAsk,
+};
+use crate::tier::TierNamespace;
+
+/// The session; it ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct House {
+    engine: Arc<Engine>,
+    session: SessionId,
+}
+
+/// A chunk that is being brought in: all its parts are reserved. Dropping it gives up those that are not finished.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    /// Part p at index p; taken to be finished.
+    parts: Vec<Option<PartWriter>>,
+    coverage: Coverage,
+}
+
+/// Why a chunk cannot be brought in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unfilled {
+    /// There is no need to.
+    Already(Already),
+    /// There is no room, no such chunk, or the namespace was reset.
+    Refused(Reason),
+}
+
+/// A READY chunk under a lease of the house, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct OpenChunk {
+    /// Part p at index p.
+    pub(crate) parts: Vec<PartReader>,
+    pub(crate) coverage: Coverage,
+    _lease: HouseLease,
+}
+
+#[derive(Debug)]
+struct HouseLease {
+    engine: Arc<Engine>,
+    session: SessionId,
+    lease: LeaseId,
+}
+
+impl Drop for HouseLease {
+    fn drop(&mut self) {
+        _ = self.engine.release(self.session, &[self.lease.get()]);
+    }
+}
+
+impl House {
+    /// Opens the session.
+    pub(crate) fn open(engine: &Arc<Engine>) -> Result<Self, Refusal> {
+        let session = engine.open_session("tiers", std::process::id())?;
+        Ok(Self { engine: Arc::clone(engine), session })
+    }
+
+    /// The engine behind it.
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// A namespace that somebody has registered, as it is now.
+    pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Option<TierNamespace> {
+        let namespace = self.engine.core.namespaces.get(digest)?;
+        Some(TierNamespace { digest, descriptor: namespace.descriptor.clone(), epoch: namespace.epoch() })
+    }
+
+    /// Reserves all parts of a chunk that was stored in the namespace's epoch.
+    pub(crate) fn fill(
+        &self,
+        namespace: &TierNamespace,
+        chunk: ChunkId,
+        coverage: Coverage,
+    ) -> Result<Filling, Unfilled> {
+        let refused = |refusal: Refusal| Unfilled::Refused(refusal.reason);
+        let group = namespace.descriptor.group_of(chunk).map_err(refused)?;
+        let ask = |part: PartIndex| {
+            let bytes = group.part_bytes(part, coverage)?;
+            Ok(ReserveAsk { chunk, part, coverage_bits: coverage.bits(), bytes })
+        };
+        let parts = (0..).map(PartIndex).take(group.parts());
+        let asks: Vec<_> = parts.map(ask).collect::<Result<_, Refusal>>().map_err(refused)?;
+        self.bind(namespace).map_err(refused)?;
+        let (answers, _) = self
+            .engine
+            .reserve_gathered(self.session, namespace.digest, Some(namespace.epoch), &asks)
+            .map_err(refused)?;
+        let reserved: Vec<u64> = answers.iter().filter_map(reservation).collect();
+        if reserved.len() < answers.len() {
+            _ = self.engine.abort(self.session, &reserved);
+            let no = answers.into_iter().find_map(|answer| match answer {
+                ReserveAnswer::Reserved(_) => None,
+                ReserveAnswer::Already(already) => Some(Unfilled::Already(already)),
+                ReserveAnswer::Refused(reason) => Some(Unfilled::Refused(reason)),
+            });
+            return Err(no.unwrap_or(Unfilled::Refused(Reason::Internal)));
+        }
+        let begin = |&id: &u64| self.engine.begin_write(self.session, id).map(Some);
+        match reserved.iter().map(begin).collect::<Result<_, Reason>>() {
+            Ok(parts) => Ok(Filling { parts, coverage }),
+            Err(reason) => {
+                _ = self.engine.abort(self.session, &reserved);
+                Err(Unfilled::Refused(reason))
+            }
+        }
+    }
+
+    /// A READY chunk to read. Nobody counts this as a question.
+    pub(crate) fn read(&self, namespace: &TierNamespace, chunk: ChunkId) -> Option<OpenChunk> {
+        self.bind(namespace).ok()?;
+        let ask = LeaseAsk::Lease { ttl: None, locate: false };
+        let LookupAnswer { chunks, lease } =
+            self.engine.look(self.session, namespace.digest, &[chunk], ask).ok()?;
+        let lease = lease?.id;
+        let lease = HouseLease { engine: Arc::clone(&self.engine), session: self.session, lease };
+        let &[ChunkAnswer::Ready { coverage, .. }] = &chunks[..] else { return None };
+        let group = namespace.descriptor.group_of(chunk).ok()?;
+        let part = |part| self.engine.read(self.session, lease.lease.get(), 0, part).ok();
+        let parts = (0..).map(PartIndex).take(group.parts()).map(part).collect::<Option<_>>()?;
+        Some(OpenChunk { parts, coverage, _lease: lease })
+    }
+
+    fn bind(&self, namespace: &TierNamespace) -> Result<(), Refusal> {
+        let descriptor = namespace.descriptor.clone();
+        self.engine.register(self.session, descriptor, namespace.digest, None).map(drop)
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        self.engine.close_session(self.session);
+    }
+}
+
+fn reservation(answer: &ReserveAnswer) -> Option<u64> {
+    match answer {
+        ReserveAnswer::Reserved(id) => Some(id.get()),
+        ReserveAnswer::Already(_) | ReserveAnswer::Refused(_) => None,
+    }
+}
+
+impl Filling {
+    /// The writer of a part that is not finished.
+    pub(crate) fn part(&mut self, part: PartIndex) -> Option<&mut PartWriter> {
+        self.parts.get_mut(usize::from(part.0))?.as_mut()
+    }
+
+    /// Verifies and publishes a part; the last one makes the chunk READY.
+    pub(crate) fn finish(&mut self, part: PartIndex, digest: ContentDigest) -> Result<(), Reason> {
+        let slot = self.parts.get_mut(usize::from(part.0)).ok_or(Reason::PartOutOfRange)?;
+        let writer = slot.take().ok_or(Reason::Malformed)?;
+        writer.finish(digest, self.coverage.bits()).outcome.map(drop)
+    }
+}
