@@ -1,6 +1,7 @@
 //! The daemon's life: bind, build, serve, drain, stop.
 
 mod hand_over;
+mod tiers;
 
 use std::fs::File;
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tender_proto::BootId;
+use tender_proto::{BootId, Refusal};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admin::{Admin, Sources};
@@ -24,6 +25,7 @@ use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
 use crate::takeover::{self, Entrance, TakeOverError, Terms};
 use crate::task::{Task, blocking, spawn};
+use crate::tier::Stack;
 pub use hand_over::{HandedOver, Successor};
 
 /// How often ended leases and reservations are looked for.
@@ -54,6 +56,9 @@ pub enum AppError {
     /// The daemon that runs did not hand over.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
+    /// The tiers below the arena cannot work.
+    #[error("cannot use the tiers below the arena: {0}")]
+    Tiers(Refusal),
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
     System {
@@ -75,6 +80,8 @@ impl AppError {
 pub struct RunningApp {
     config: Config,
     engine: Arc<Engine>,
+    /// Tiers below the arena, if there are any.
+    stack: Option<Arc<Stack>>,
     phase: watch::Sender<Phase>,
     addresses: Vec<Listen>,
     admin: Option<Admin>,
@@ -114,6 +121,7 @@ impl RunningApp {
     async fn begin(config: Config, doors: Arc<[Door]>, arena: Option<File>) -> Result<Self, AppError> {
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
+        let stack_slot = Arc::new(OnceLock::new());
         let mut admin = None;
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
@@ -122,6 +130,7 @@ impl RunningApp {
                 phase: watched.clone(),
                 metrics: Arc::clone(&metrics),
                 engine: Arc::clone(&slot),
+                stack: Arc::clone(&stack_slot),
                 auditing: tokio::sync::Mutex::default(),
             };
             admin = Some(
@@ -134,8 +143,13 @@ impl RunningApp {
         let resident = arena.is_some();
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
         _ = slot.set(Arc::clone(&engine));
+        let stack = tiers::open(&config, &engine).await.inspect_err(stop)?;
+        if let Some(stack) = &stack {
+            _ = stack_slot.set(Arc::clone(stack));
+        }
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
+            stack: stack.clone(),
             metrics,
             phase: watched,
             resets: watch::Sender::new(0),
@@ -151,6 +165,7 @@ impl RunningApp {
         }
         let mut app = Self {
             engine,
+            stack,
             phase,
             addresses: Vec::new(),
             admin,
@@ -286,7 +301,8 @@ impl RunningApp {
         let mut tick = tokio::time::interval(SWEEP);
         while since.elapsed() < limit {
             tick.tick().await;
-            if self.engine.stats().sessions > 0 {
+            let (own_sessions, ..) = self.held_by_tiers();
+            if self.engine.stats().sessions > own_sessions {
                 since = Instant::now();
             }
         }
@@ -300,21 +316,24 @@ impl RunningApp {
         // Whoever hears of the drain is refused from then on.
         self.engine.begin_drain();
         self.phase.send_replace(Phase::Draining { grace });
-        self.idle_within(grace).await;
+        tokio::join!(self.idle_within(grace), self.drain_tiers(Instant::now() + grace));
         self.close().await;
         self.doors.iter().for_each(Door::remove_files);
     }
 
-    /// Waits until nobody holds a lease or a reservation, but not for longer than this.
+    /// Waits until no client holds a lease or a reservation, but not for longer than this.
     async fn idle_within(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
         loop {
+            // First, so that what ends in between is not subtracted.
             let stats = self.engine.stats();
-            if stats.leases == 0 && stats.reservations == 0 {
+            let (_, own_leases, own_reservations) = self.held_by_tiers();
+            let leases = stats.leases.saturating_sub(own_leases);
+            let reservations = stats.reservations.saturating_sub(own_reservations);
+            if leases == 0 && reservations == 0 {
                 return;
             }
             if Instant::now() >= deadline {
-                let (leases, reservations) = (stats.leases, stats.reservations);
                 tracing::warn!(leases, reservations, "the grace time is over; stopping what still runs");
                 return;
             }

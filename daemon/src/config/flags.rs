@@ -15,7 +15,7 @@ use serde::Deserialize;
 ///
 /// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
 /// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
-/// likewise for [lease], [limits] and [log].
+/// likewise for [lease], [limits], [tiers] and [log].
 ///
 /// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
 #[derive(Parser, Debug)]
@@ -92,10 +92,12 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) limits: LimitSettings,
     #[command(flatten)]
+    pub(super) tiers: TierSettings,
+    #[command(flatten)]
     pub(super) log: LogSettings,
 }
 overlay!(Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, take_over, worker_threads } {
-    arena, lease, limits, log
+    arena, lease, limits, tiers, log
 });
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
@@ -202,6 +204,56 @@ overlay!(LimitSettings {
     reservation_time, max_inflight, max_session_inflight, max_sessions, max_leases_per_session, max_part, max_staging,
     max_total_staging, max_batch_chunks, max_namespaces, max_frame, max_calls_per_connection
 } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Tiers: where chunks are kept and found beyond the arena")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TierSettings {
+    /// How long a lookup may take to ask the tiers for what the arena does not hold.
+    #[arg(
+        id = "tier-lookup-time",
+        long = "tier-lookup-time",
+        value_name = "TIME",
+        env = "TENDERD_TIER_LOOKUP_TIME"
+    )]
+    pub(super) lookup_time: Option<Span>,
+    /// A chunk that takes longer to come is given up.
+    #[arg(
+        id = "tier-fetch-time",
+        long = "tier-fetch-time",
+        value_name = "TIME",
+        env = "TENDERD_TIER_FETCH_TIME"
+    )]
+    pub(super) fetch_time: Option<Span>,
+    /// Chunks that one tier brings at one time.
+    #[arg(id = "tier-fetches", long = "tier-fetches", value_name = "N", env = "TENDERD_TIER_FETCHES")]
+    pub(super) fetches: Option<usize>,
+    /// Bytes of all chunks that are on their way; more are not begun.
+    #[arg(
+        id = "tier-fetch-bytes",
+        long = "tier-fetch-bytes",
+        value_name = "SIZE",
+        env = "TENDERD_TIER_FETCH_BYTES"
+    )]
+    pub(super) fetch_bytes: Option<ByteSize>,
+    /// Bytes that each of disk and shared tier is given to keep in a second; 0 for no bound.
+    #[arg(
+        id = "tier-write-rate",
+        long = "tier-write-rate",
+        value_name = "SIZE",
+        env = "TENDERD_TIER_WRITE_RATE"
+    )]
+    pub(super) write_rate: Option<ByteSize>,
+    /// Requests that must have found a chunk before the shared tier is given it; 0: it is given everything at once.
+    #[arg(
+        id = "shared-min-hits",
+        long = "shared-min-hits",
+        value_name = "N",
+        env = "TENDERD_SHARED_MIN_HITS"
+    )]
+    pub(super) shared_min_hits: Option<u32>,
+}
+overlay!(TierSettings { lookup_time, fetch_time, fetches, fetch_bytes, write_rate, shared_min_hits } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Log (to standard error)")]

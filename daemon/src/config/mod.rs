@@ -48,6 +48,14 @@ mod defaults {
     pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
     pub(super) const MAX_NAMESPACES: usize = 256;
     pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
+    /// A lookup's answer comes after the step that asked for it in any case, and a step takes about as long.
+    pub(super) const TIER_LOOKUP_TIME: Span = Span(Duration::from_millis(20));
+    /// Longer than any request waits: later ones profit.
+    pub(super) const TIER_FETCH_TIME: Span = Span(Duration::from_secs(5));
+    pub(super) const TIER_FETCHES: usize = 16;
+    pub(super) const TIER_FETCH_BYTES: ByteSize = ByteSize::mib(256);
+    pub(super) const TIER_WRITE_RATE: ByteSize = ByteSize::b(0);
+    pub(super) const SHARED_MIN_HITS: u32 = 1;
     pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
     pub(super) const LOG_LEVEL: &str = "info";
 
@@ -86,8 +94,27 @@ pub struct Config {
     pub log_format: LogFormat,
     /// A filter in the words of `tracing`.
     pub log_level: String,
+    /// Tiers below the arena.
+    pub stack: StackConfig,
     /// The domain's own limits.
     pub engine: EngineConfig,
+}
+
+/// How tiers below the arena are used, whichever they are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StackConfig {
+    /// How long a lookup may take to ask them.
+    pub lookup_time: Duration,
+    /// A fetch that takes longer, its time in the queue included, has failed.
+    pub fetch_time: Duration,
+    /// Fetches that one tier does at one time, at least 1.
+    pub fetches: usize,
+    /// Bytes of all fetches that have begun and not ended; what is more is not begun.
+    pub fetch_bytes: u64,
+    /// Bytes that each tier is given to keep in a second; 0 for no bound.
+    pub write_bytes_per_second: u64,
+    /// Requests that must have found a chunk before the shared tier is given it; 0: it is given all that is stored.
+    pub shared_min_hits: u32,
 }
 
 /// Why there is no configuration.
@@ -213,10 +240,31 @@ impl Config {
             )?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
+            stack: stack(&settings)?,
             engine: engine(&settings, &name)?,
             name,
         })
     }
+}
+
+fn stack(settings: &Settings) -> Result<StackConfig, ConfigError> {
+    let tiers = &settings.tiers;
+    let time = |flag, time: Option<flags::Span>, default: flags::Span| match time.unwrap_or(default) {
+        flags::Span(zero) if zero.is_zero() => Err(unusable(flag, flags::Span(zero), "must be more than 0")),
+        flags::Span(time) => Ok(time),
+    };
+    let fetch_bytes = tiers.fetch_bytes.unwrap_or(defaults::TIER_FETCH_BYTES).as_u64();
+    if fetch_bytes == 0 {
+        return Err(unusable("tier-fetch-bytes", ByteSize(fetch_bytes), "must be more than 0"));
+    }
+    Ok(StackConfig {
+        lookup_time: time("tier-lookup-time", tiers.lookup_time, defaults::TIER_LOOKUP_TIME)?,
+        fetch_time: time("tier-fetch-time", tiers.fetch_time, defaults::TIER_FETCH_TIME)?,
+        fetches: at_least_one("tier-fetches", tiers.fetches.unwrap_or(defaults::TIER_FETCHES))?,
+        fetch_bytes,
+        write_bytes_per_second: tiers.write_rate.unwrap_or(defaults::TIER_WRITE_RATE).as_u64(),
+        shared_min_hits: tiers.shared_min_hits.unwrap_or(defaults::SHARED_MIN_HITS),
+    })
 }
 
 fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> {
@@ -374,6 +422,12 @@ fn default_text(id: &str) -> Option<String> {
         "max_namespaces" => defaults::MAX_NAMESPACES.to_string(),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
+        "tier-lookup-time" => defaults::TIER_LOOKUP_TIME.to_string(),
+        "tier-fetch-time" => defaults::TIER_FETCH_TIME.to_string(),
+        "tier-fetches" => defaults::TIER_FETCHES.to_string(),
+        "tier-fetch-bytes" => size(defaults::TIER_FETCH_BYTES),
+        "tier-write-rate" => size(defaults::TIER_WRITE_RATE),
+        "shared-min-hits" => defaults::SHARED_MIN_HITS.to_string(),
         "log-format" => format!("{:?}", defaults::LOG_FORMAT).to_lowercase(),
         "log-level" => defaults::LOG_LEVEL.into(),
         _ => return None,
