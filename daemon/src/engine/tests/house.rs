@@ -136,19 +136,19 @@ impl Watcher for Ear {
 
 #[test]
 fn a_watcher_hears_what_clients_store_and_what_leaves() {
-    let bench = Bench::with_slots(2);
+    let bench = Bench::with_slots(4);
     let (house, session) = (house(&bench), bench.session());
     let ear = Arc::new(Ear::default());
     assert!(bench.engine.watch(Arc::clone(&ear) as Arc<dyn Watcher>));
-    (0..3).for_each(|n| bench.put(session, n));
+    (0..5).for_each(|n| bench.put(session, n));
     // A store that fails is none, and what the house brings is known to it.
-    let id = bench.reserved(session, ask(chunk(3), FULL));
-    assert!(bench.write(session, id, &bytes_of(chunk(4), 0, FULL)[..5], FULL).is_err());
+    let id = bench.reserved(session, ask(chunk(8), FULL));
+    assert!(bench.write(session, id, &bytes_of(chunk(7), 0, FULL)[..5], FULL).is_err());
     let namespace = house.namespace(a()).unwrap();
-    let mut filling = house.fill(&namespace, chunk(5), full()).unwrap();
-    write(&mut filling, chunk(5), 0).unwrap();
+    let mut filling = house.fill(&namespace, chunk(9), full()).unwrap();
+    write(&mut filling, chunk(9), 0).unwrap();
     let heard = ear.0.lock().clone();
     let told = |word, n| heard.contains(&(word, chunk(n)));
-    assert!((0..3).all(|n| told('s', n)) && !told('s', 3) && !told('s', 5), "{heard:?}");
-    assert!(told('l', 0) && told('l', 1) && !told('l', 5), "{heard:?}");
+    assert!((0..5).all(|n| told('s', n)) && !told('s', 8) && !told('s', 9), "{heard:?}");
+    assert!(told('l', 0) && told('l', 1) && !told('l', 9), "{heard:?}");
 }
