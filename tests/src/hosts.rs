@@ -32,7 +32,10 @@ impl Hosts {
     /// The same program with the same arguments and environment, on that host.
     pub fn on(&self, host: usize, program: &Command) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.place(host)]).arg(program.get_program()).args(program.get_args());
+        command
+            .args(["netns", "exec", &self.place(host)])
+            .arg(program.get_program())
+            .args(program.get_args());
         for (name, value) in program.get_envs() {
             match value {
                 Some(value) => command.env(name, value),
