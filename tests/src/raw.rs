@@ -251,7 +251,8 @@ impl RawSession {
     ) -> Result<v1::LookupResponse, Status> {
         let Ask { lease, lease_ms, locate } = ask;
         let session_id = self.id.clone();
-        let request = v1::LookupRequest { session_id, namespace, chunks, lease, lease_ms, locate };
+        let request =
+            v1::LookupRequest { session_id, namespace, chunks, lease, lease_ms, locate, fetch: false };
         Ok(within(self.client.store.clone().lookup(request)).await?.into_inner())
     }
     /// The states of chunks, no lease.
