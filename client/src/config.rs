@@ -173,6 +173,10 @@ pub struct ClientConfig {
     /// After this a lookup counts as a miss.
     #[serde(with = "humantime_serde")]
     pub lookup_deadline: Duration,
+    /// How long a request may wait for chunks that the daemon is fetching, where that is faster than computing them; 0:
+    /// never. What comes later serves later requests.
+    #[serde(with = "humantime_serde")]
+    pub fetch_wait: Duration,
     /// After this a load is reported as failed.
     #[serde(with = "humantime_serde")]
     pub load_deadline: Duration,
@@ -213,6 +217,7 @@ impl Default for ClientConfig {
             // Half a gigabyte and more: what a pass that takes seconds makes final.
             gather_budget: Duration::from_millis(250),
             lookup_deadline: Duration::from_millis(250),
+            fetch_wait: Duration::from_secs(2),
             load_deadline: Duration::from_secs(5),
             store_deadline: Duration::from_secs(10),
             reset_deadline: Duration::from_secs(2),

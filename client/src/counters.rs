@@ -142,6 +142,14 @@ counters! {
     lookups_later,
     /// Chunks asked for and not there.
     missed_chunks,
+    /// Requests that waited for chunks which the daemon was fetching.
+    fetch_waits,
+    /// How long, all together.
+    fetch_wait_ms,
+    /// Waits that ended before all had come that they were for.
+    late_fetch_waits,
+    /// Speed of the engine's prompts in tokens per second, as measured by now; 0 before.
+    prefill_tokens_per_second,
     /// Loads (one for each request and plan) that came in whole.
     loads,
     /// Loads of which at least one block failed.
@@ -176,7 +184,7 @@ counters! {
     panics,
 }
 
-/// One number that only grows; most of them count something.
+/// One number; most of them count something and only grow.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -190,6 +198,10 @@ impl Count {
     /// For the largest of something.
     pub(crate) fn at_least(&self, n: u64) {
         self.0.fetch_max(n, Ordering::Relaxed);
+    }
+    /// For a measurement.
+    pub(crate) fn set(&self, n: u64) {
+        self.0.store(n, Ordering::Relaxed);
     }
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

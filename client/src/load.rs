@@ -224,7 +224,7 @@ impl Loader {
     ) -> Result<(Vec<ChunkAnswer>, Option<HeldLease>), Reason> {
         let chunks: Vec<_> = items.iter().map(|item| item.chunk).collect();
         let lease = deadline.saturating_duration_since(Instant::now()) + LEASE_MARGIN;
-        let ask = LookupAsk { lease, locate: transport.locates() };
+        let ask = LookupAsk { lease, locate: transport.locates(), fetch: false };
         let call = session.calls.lookup(&self.rank.descriptor, self.rank.namespace, &chunks, ask);
         let answer = self.rank.client.ask_blocking(session, deadline, Pace::Quick, call)?;
         let lease = answer.lease.map(|grant| HeldLease::new(&self.rank.client, session, grant));
@@ -242,7 +242,7 @@ impl Loader {
         let (coverage, places) = match answer {
             ChunkAnswer::Ready { coverage, places } => (*coverage, places),
             // It was there when the scheduler asked; now another version of it is under way.
-            ChunkAnswer::Pending => return Err(Reason::NotCovered),
+            ChunkAnswer::Pending { .. } => return Err(Reason::NotCovered),
             ChunkAnswer::Miss(reason) => return Err(*reason),
         };
         if !coverage.contains(item.needed) && !active(Mutant::CoverageIgnored) {

@@ -4,16 +4,19 @@
 //! long as all calls of a step together stay within `step_budget`. What exceeds it all the same, such as the hashing of a
 //! very long prompt, is counted. [`SchedulerSide::reset`] belongs to no step: it asks the daemon and waits.
 
+mod defer;
 mod lookup;
+mod prefill;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tender_proto::{Descriptor, NamespaceDigest};
+use tender_proto::{ChunkId, Descriptor, NamespaceDigest};
 
 use crate::client::{Client, Purpose};
 use crate::config::ClientConfig;
@@ -23,7 +26,10 @@ use crate::fuse::Fuse;
 use crate::hash::{RequestInputs, Uncacheable};
 use crate::lease::HeldLease;
 use crate::plan::{Finish, PlanConfig, PlanCounters, Planner, StepInput, StepPlan};
+use defer::Asked;
 use lookup::Lookup;
+use prefill::Prefill;
+use wait::Wait;
 
 /// What the daemon holds of a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,6 +58,7 @@ struct State {
     requests: HashMap<String, Request>,
     /// What the calls of this step have taken so far.
     spent: Duration,
+    prefill: Prefill,
 }
 
 #[derive(Debug)]
@@ -66,6 +73,9 @@ struct Planned {
 #[derive(Debug, Default)]
 struct Request {
     lookup: Lookup,
+    /// The same question, asked again while the request waits for what is being fetched.
+    again: Lookup,
+    wait: Option<Wait>,
     /// Kept from the hit until the worker is done, so that nothing of it is evicted in between.
     lease: Option<HeldLease>,
     /// What will be counted if the engine takes the request now: tokens asked for.
@@ -130,8 +140,10 @@ impl SchedulerSide {
             |state| {
                 let until = self.until(state.spent);
                 let Some(request) = state.requests.get_mut(id) else { return false };
-                let waits =
-                    request.lookup.is_under_way() && request.lookup.settle(&self.client, until).is_none();
+                let waits = match request.lookup.is_under_way() {
+                    true => request.lookup.settle(&self.client, until).is_none(),
+                    false => request.sleeps(&self.client, Instant::now()),
+                };
                 if waits {
                     self.client.tally().lookups_later.one();
                 }
@@ -147,6 +159,7 @@ impl SchedulerSide {
 
     fn try_match(&self, state: &mut State, id: &str, tokens: &[u32], computed: u64) -> Match {
         let until = self.until(state.spent);
+        let rate = state.prefill.tokens_per_second();
         let State { planned: Some(planned), requests, .. } = state else { return Match::None };
         let Some(request) = requests.get_mut(id) else { return Match::None };
         let keys = planned.planner.lookup_keys(id, tokens);
@@ -154,29 +167,41 @@ impl SchedulerSide {
         if keys.is_empty() {
             return Match::None;
         }
+        request.take_newer(&self.client, keys.len());
         request.lookup.forget_stale(keys.len());
         if let Lookup::None = request.lookup {
-            request.lookup = match self.client.session(planned.namespace) {
-                Ok(session) => {
-                    let descriptor = Arc::clone(&planned.descriptor);
-                    Lookup::start(&self.client, session, descriptor, planned.namespace, keys)
-                }
-                Err(reason) => Lookup::failed(&self.client, reason),
-            };
+            request.lookup = self.ask(planned, keys.clone());
         }
         let Some(answered) = request.lookup.settle(&self.client, until) else {
             self.client.tally().lookups_later.one();
             return Match::Later;
         };
+        let asked = Asked { id, keys: &keys, num_tokens: tokens.len() as u64, computed };
         let hit = match answered.views.is_empty() {
             true => 0,
-            false => planned.planner.hit_tokens(id, &answered.views, tokens.len() as u64, computed),
+            false => planned.planner.hit_tokens(id, &answered.views, asked.num_tokens, computed),
         };
+        if self.waits_for_fetch(planned, request, &asked, hit, rate) {
+            self.client.tally().lookups_later.one();
+            return Match::Later;
+        }
+        let Lookup::Answered(answered) = &mut request.lookup else { return Match::None };
+        answered.count_misses(&self.client);
         if hit == 0 {
             answered.lease = None;
             return Match::None;
         }
         Match::Hit(hit)
+    }
+
+    fn ask(&self, planned: &Planned, keys: Vec<ChunkId>) -> Lookup {
+        match self.client.session(planned.namespace) {
+            Ok(session) => {
+                let descriptor = Arc::clone(&planned.descriptor);
+                Lookup::start(&self.client, session, descriptor, planned.namespace, keys)
+            }
+            Err(reason) => Lookup::failed(&self.client, reason),
+        }
     }
 
     /// The engine has given the request its blocks and takes `external_tokens` of the match.
@@ -192,6 +217,9 @@ impl SchedulerSide {
                 tally.query_tokens.add(asked);
                 tally.hit_tokens.add(external_tokens.min(asked));
             }
+            // The next admission may wait anew.
+            request.end_wait(&self.client);
+            request.wait = None;
             let lease = std::mem::take(&mut request.lookup).into_lease();
             if external_tokens > 0 {
                 request.lease = lease;
@@ -202,6 +230,8 @@ impl SchedulerSide {
     /// Plans a step; the bytes go to every worker. Empty when there is nothing to do.
     pub fn step(&self, mut input: StepInput) -> Vec<u8> {
         let plan = self.guarded("step", Vec::new, |state| {
+            state.prefill.step(Instant::now(), &input);
+            self.client.tally().prefill_tokens_per_second.set(state.prefill.measured());
             let State { planned: Some(planned), requests, .. } = state else { return Vec::new() };
             input.requests.retain(|scheduled| requests.contains_key(&scheduled.id));
             input.preempted.retain(|id| requests.contains_key(id));
@@ -224,9 +254,10 @@ impl SchedulerSide {
     /// A request is over.
     pub fn finished(&self, id: &str, finish: Finish) {
         self.quietly("finished", |state| {
-            if state.requests.remove(id).is_some()
+            if let Some(mut request) = state.requests.remove(id)
                 && let Some(planned) = &mut state.planned
             {
+                request.end_wait(&self.client);
                 planned.planner.finished(id, &finish);
             }
         });

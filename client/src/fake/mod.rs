@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -76,9 +77,22 @@ struct Chunk {
 #[derive(Default)]
 struct Held {
     chunks: HashMap<(u32, Bytes), Chunk>,
+    /// What lookups that fetch are told to come, and when; `None` for a fetch that was not asked for yet.
+    coming: HashMap<(u32, Bytes), Coming>,
     reservations: HashMap<u64, (u32, Bytes, u64)>,
     leases: HashMap<u64, Vec<Option<Chunk>>>,
     staging: Option<Mapping>,
+}
+
+/// A chunk that a tier below has.
+#[derive(Clone)]
+struct Coming {
+    chunk: Chunk,
+    /// What the daemon expects.
+    expected_ms: u32,
+    /// What it takes, from when it was asked for; `None`: it never comes.
+    takes: Option<Duration>,
+    asked: Option<Instant>,
 }
 
 pub(crate) struct State {
@@ -161,15 +175,22 @@ impl FakeDaemon {
 
     /// Holds a chunk as if it had been stored, with bytes of no meaning.
     pub(crate) fn hold(&self, chunk: ChunkId, coverage: Coverage) {
-        let held = Chunk {
-            group: u32::from(chunk.group.0),
-            coverage: coverage.bits(),
-            offset: 0,
-            bytes: 64,
-            digest: Bytes::from_static(&[0; 32]),
-        };
         let message = chunk.to_message();
-        self.state.held.lock().chunks.insert((message.group, message.hash), held);
+        self.state.held.lock().chunks.insert((message.group, message.hash), meaningless(chunk, coverage));
+    }
+
+    /// Has a chunk in a tier below: a lookup that fetches is told to expect it after so long, and it comes after `takes`.
+    pub(crate) fn hold_below(
+        &self,
+        chunk: ChunkId,
+        coverage: Coverage,
+        expected: Duration,
+        takes: Option<Duration>,
+    ) {
+        let expected_ms = u32::try_from(expected.as_millis()).unwrap();
+        let coming = Coming { chunk: meaningless(chunk, coverage), expected_ms, takes, asked: None };
+        let message = chunk.to_message();
+        self.state.held.lock().coming.insert((message.group, message.hash), coming);
     }
 
     pub(crate) fn stored(&self) -> usize {
@@ -177,6 +198,45 @@ impl FakeDaemon {
     }
     pub(crate) fn leases(&self) -> usize {
         self.state.held.lock().leases.len()
+    }
+}
+
+fn meaningless(chunk: ChunkId, coverage: Coverage) -> Chunk {
+    Chunk {
+        group: u32::from(chunk.group.0),
+        coverage: coverage.bits(),
+        offset: 0,
+        bytes: 64,
+        digest: Bytes::from_static(&[0; 32]),
+    }
+}
+
+impl Held {
+    /// A lookup came: what it fetches begins, and what has come is there.
+    fn fetch(&mut self, asks: bool) {
+        let now = Instant::now();
+        let mut come = Vec::new();
+        for (key, coming) in &mut self.coming {
+            if asks {
+                coming.asked.get_or_insert(now);
+            }
+            if let (Some(takes), Some(asked)) = (coming.takes, coming.asked)
+                && now >= asked + takes
+            {
+                come.push(key.clone());
+            }
+        }
+        for key in come {
+            if let Some(coming) = self.coming.remove(&key) {
+                self.chunks.insert(key, coming.chunk);
+            }
+        }
+    }
+    /// What a lookup is told of a chunk on its way: in how many milliseconds it is expected.
+    fn expected_ms(&self, key: &(u32, Bytes)) -> Option<u32> {
+        let coming = self.coming.get(key)?;
+        let since = u32::try_from(coming.asked?.elapsed().as_millis()).unwrap_or(u32::MAX);
+        Some(coming.expected_ms.saturating_sub(since).max(1))
     }
 }
 

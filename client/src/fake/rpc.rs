@@ -68,6 +68,7 @@ impl Store for Rpc {
         let trick = self.0.trick();
         let request = r.into_inner();
         let mut held = self.0.held.lock();
+        held.fetch(request.fetch);
         let found: Vec<Option<Chunk>> = request
             .chunks
             .iter()
@@ -76,7 +77,13 @@ impl Store for Rpc {
             .collect();
         let mut chunks: Vec<_> = found
             .iter()
-            .map(|found| match found {
+            .zip(&request.chunks)
+            .map(|(found, id)| match found {
+                None if held.expected_ms(&(id.group, id.hash.clone())).is_some() => v1::ChunkStatus {
+                    state: v1::ChunkState::Pending.into(),
+                    expected_ms: held.expected_ms(&(id.group, id.hash.clone())).unwrap(),
+                    ..Default::default()
+                },
                 None => v1::ChunkStatus {
                     state: v1::ChunkState::Miss.into(),
                     reason: Reason::NeverStored.to_wire().into(),

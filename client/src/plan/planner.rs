@@ -130,6 +130,14 @@ impl Planner {
         end - computed
     }
 
+    /// What [`hit_tokens`](Self::hit_tokens) would say to other answers. Nothing is promised.
+    pub fn hit_tokens_if(&self, id: &str, answers: &[ChunkView], num_tokens: u64, computed: u64) -> u64 {
+        let Some(request) = self.requests.get(id).filter(|request| !request.load_failed) else { return 0 };
+        let Some(answers) = Answers::split(answers, &request.asked_keys) else { return 0 };
+        let end = answers.boundary(&self.descriptor, self.config.hit_unit, num_tokens, computed);
+        end.saturating_sub(computed)
+    }
+
     /// The engine has allocated blocks (all of the request's, one table per group) and counts `external_tokens`
     /// behind the computed ones as loaded once the load is reported. If that is not what was promised, or the
     /// tables do not hold it, nothing is loaded: the load is planned so that it fails.

@@ -39,8 +39,26 @@ pub(super) struct UnderWay {
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) views: Vec<ChunkView>,
+    /// When each is expected that is being fetched.
+    pub(super) due: Vec<Option<Instant>>,
     pub(super) lease: Option<HeldLease>,
     at: Instant,
+    /// Its misses were counted.
+    counted: bool,
+}
+
+impl Answered {
+    fn nothing() -> Self {
+        Self { views: Vec::new(), due: Vec::new(), lease: None, at: Instant::now(), counted: false }
+    }
+
+    /// This answer is what the engine hears: its misses count, once.
+    pub(super) fn count_misses(&mut self, client: &Client) {
+        if !std::mem::replace(&mut self.counted, true) {
+            let missed = self.views.iter().filter(|view| !matches!(view, ChunkView::Ready(_)));
+            client.tally().missed_chunks.add(missed.count() as u64);
+        }
+    }
 }
 
 impl Lookup {
@@ -66,7 +84,7 @@ impl Lookup {
     /// The asking failed: nothing is there, for a while.
     pub(super) fn failed(client: &Client, reason: Reason) -> Self {
         client.tally().lookup_failed(reason);
-        Self::Answered(Answered { views: Vec::new(), lease: None, at: Instant::now() })
+        Self::Answered(Answered::nothing())
     }
 
     pub(super) fn is_under_way(&self) -> bool {
@@ -90,11 +108,7 @@ impl Lookup {
     pub(super) fn settle(&mut self, client: &Client, until: Instant) -> Option<&mut Answered> {
         if let Self::UnderWay(under_way) = self {
             *self = match under_way.wait(client.config().lookup_deadline, until)? {
-                Ok(answered) => {
-                    let missed = answered.views.iter().filter(|view| !matches!(view, ChunkView::Ready(_)));
-                    client.tally().missed_chunks.add(missed.count() as u64);
-                    Self::Answered(answered)
-                }
+                Ok(answered) => Self::Answered(answered),
                 Err(reason) => Self::failed(client, reason),
             };
         }
@@ -137,18 +151,30 @@ async fn ask(
     }
     let deadline = Instant::now() + client.config().lookup_deadline;
     // The daemon's default lease: how long the request will wait for its worker is not known here.
-    let ask = LookupAsk { lease: Duration::ZERO, locate: false };
+    let ask = LookupAsk { lease: Duration::ZERO, locate: false, fetch: true };
     let call = session.calls.lookup(descriptor, namespace, keys, ask);
     let answer = client.ask(session, deadline, Pace::Quick, call).await?;
     let lease = answer.lease.map(|grant| HeldLease::new(client, session, grant));
-    Ok(Answered { views: answer.chunks.iter().map(view).collect(), lease, at: Instant::now() })
+    let at = Instant::now();
+    let due = answer.chunks.iter().map(|answer| due(answer, at)).collect();
+    Ok(Answered { views: answer.chunks.iter().map(view).collect(), due, lease, at, counted: false })
 }
 
-/// What is being stored counts as not there: nobody waits for it (rule 4).
+/// Nobody waits for what another engine stores: when that comes nobody knows.
+fn due(answer: &ChunkAnswer, now: Instant) -> Option<Instant> {
+    match answer {
+        ChunkAnswer::Pending { expected_ms } if *expected_ms > 0 => {
+            Some(now + Duration::from_millis(u64::from(*expected_ms)))
+        }
+        ChunkAnswer::Pending { .. } | ChunkAnswer::Ready { .. } | ChunkAnswer::Miss(_) => None,
+    }
+}
+
+/// What is not READY counts as not there (rule 4).
 fn view(answer: &ChunkAnswer) -> ChunkView {
     match answer {
         ChunkAnswer::Ready { coverage, .. } => ChunkView::Ready(*coverage),
-        ChunkAnswer::Pending => ChunkView::Pending,
+        ChunkAnswer::Pending { .. } => ChunkView::Pending,
         ChunkAnswer::Miss(_) => ChunkView::Miss,
     }
 }

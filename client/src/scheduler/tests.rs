@@ -273,3 +273,167 @@ fn after_shutdown_everything_misses() {
     rig.eventually("the session ends", |rig| rig.scheduler.counters().session == "down");
     assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
 }
+
+/// A rig whose daemon has chunks below: which, what it expects of each, and what it takes.
+fn with_below(
+    change: impl FnOnce(&mut ClientConfig),
+    prompt_tokens: usize,
+    here: &[usize],
+    below: &[(usize, u64, Option<u64>)],
+) -> (Rig, Vec<u32>) {
+    let rig = Rig::start(change);
+    let tokens = rig.request("a", prompt_tokens);
+    rig.hold(here, &tokens);
+    let mut chain = KeyChain::new(TOKENS_PER_CHUNK, 0, &RequestInputs::default());
+    chain.extend(&tokens);
+    let full = Coverage::full(BlocksPerChunk::new(2).unwrap());
+    for &(at, expected_ms, takes_ms) in below {
+        let chunk = ChunkId { group: GroupIndex(0), hash: chain.hashes()[at] };
+        rig.daemon.hold_below(
+            chunk,
+            full,
+            Duration::from_millis(expected_ms),
+            takes_ms.map(Duration::from_millis),
+        );
+    }
+    (rig, tokens)
+}
+
+impl Rig {
+    /// Steps as an engine does until the request can be scheduled; how often it was told "later".
+    fn schedule(&self, id: &str, tokens: &[u32]) -> (Match, u64) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut later = 0;
+        loop {
+            assert!(Instant::now() < deadline, "'later' for ever");
+            match self.scheduler.match_prefix(id, tokens, 0) {
+                Match::Later => later += 1,
+                found => return (found, later),
+            }
+            while self.scheduler.still_waits(id) {
+                self.scheduler.step(StepInput::default());
+                std::thread::sleep(Duration::from_millis(1));
+                assert!(Instant::now() < deadline, "it waits for ever");
+            }
+            self.scheduler.step(StepInput::default());
+        }
+    }
+
+    /// Lets the scheduler measure a slow engine: 1000 tokens take at least 200 ms.
+    fn measure_slow_engine(&self) {
+        let tokens = self.request("slow", 1000);
+        let step = |scheduled_tokens, new_tokens| StepInput {
+            requests: vec![ScheduledRequest {
+                id: "slow".into(),
+                computed_tokens: 0,
+                scheduled_tokens,
+                new_tokens,
+                blocks: BlockUpdate::Replace(table(1000)),
+                states: Vec::new(),
+            }],
+            preempted: Vec::new(),
+        };
+        self.scheduler.step(step(1000, tokens));
+        std::thread::sleep(Duration::from_millis(200));
+        self.scheduler.step(step(1, Vec::new()));
+        let rate = self.scheduler.counters().prefill_tokens_per_second;
+        assert!((1..=5000).contains(&rate), "{rate}");
+    }
+}
+
+#[test]
+fn a_fetch_faster_than_computing_is_waited_for_and_the_hit_grows() {
+    let (rig, tokens) = with_below(|_| {}, 10_001, &[0, 1], &[(2, 50, Some(50)), (3, 50, Some(80))]);
+    rig.measure_slow_engine();
+    let (found, later) = rig.schedule("a", &tokens);
+    assert_eq!(found, Match::Hit(400));
+    assert!(later >= 1);
+    rig.eventually("leases of answers before are given back", |rig| rig.daemon.leases() == 1);
+    rig.scheduler.allocated("a", &table(10_001), 400);
+    let counters = rig.scheduler.counters();
+    assert_eq!((counters.fetch_waits, counters.late_fetch_waits), (1, 0));
+    assert!(counters.fetch_wait_ms >= 40, "{counters:?}");
+    assert_eq!((counters.queries, counters.hit_tokens), (1, 400));
+    assert_eq!(counters.missed_chunks, 96, "each chunk once, however often it was asked for");
+}
+
+#[test]
+fn a_fetch_slower_than_computing_is_not_waited_for_and_what_is_there_is_used() {
+    // By the assumed speed, 200 tokens take 10 ms.
+    let (rig, tokens) = with_below(|_| {}, 401, &[0, 1], &[(2, 500, Some(1)), (3, 500, Some(1))]);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Hit(200));
+    let counters = rig.scheduler.counters();
+    assert_eq!((counters.fetch_waits, counters.lookups, counters.missed_chunks), (0, 1, 2));
+    // They were fetched all the same: the next request finds them.
+    std::thread::sleep(Duration::from_millis(20));
+    let tokens = rig.request("b", 401);
+    assert_eq!(rig.scheduler.match_prefix("b", &tokens, 0), Match::Hit(400));
+}
+
+#[test]
+fn chunks_that_add_nothing_to_the_hit_are_not_waited_for() {
+    // Chunk 1 is nowhere.
+    let (rig, tokens) = with_below(|_| {}, 401, &[0], &[(2, 1, Some(1)), (3, 1, Some(1))]);
+    rig.measure_slow_engine();
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Hit(100));
+    assert_eq!(rig.scheduler.counters().fetch_waits, 0);
+}
+
+#[test]
+fn field_23_a_wait_ends_at_its_bound_with_what_is_there() {
+    let bound = |config: &mut ClientConfig| config.fetch_wait = Duration::from_millis(300);
+    let (rig, tokens) = with_below(bound, 10_001, &[0, 1], &[(2, 20, Some(20)), (3, 20, None)]);
+    rig.measure_slow_engine();
+    // 9800 tokens take seconds: only the bound ends this. Its own chunk came meanwhile.
+    let begun = Instant::now();
+    let (found, _) = rig.schedule("a", &tokens);
+    assert_eq!(found, Match::Hit(300));
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    let counters = rig.scheduler.counters();
+    assert_eq!((counters.fetch_waits, counters.late_fetch_waits), (1, 1));
+    // Never again for this admission.
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Hit(300));
+    assert_eq!(rig.scheduler.counters().fetch_waits, 1);
+}
+
+#[test]
+fn nobody_waits_where_the_user_does_not_want_it() {
+    let never = |config: &mut ClientConfig| config.fetch_wait = Duration::ZERO;
+    let (rig, tokens) = with_below(never, 10_001, &[], &[(0, 1, None)]);
+    rig.measure_slow_engine();
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
+}
+
+#[test]
+fn an_abort_while_waiting_leaves_no_lease_and_counts_its_time() {
+    let (rig, tokens) = with_below(|_| {}, 10_001, &[0, 1], &[(2, 1000, None)]);
+    rig.measure_slow_engine();
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
+    std::thread::sleep(Duration::from_millis(60));
+    // The question that is asked again may be under way.
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
+    let end = Finish {
+        num_tokens: 10_001,
+        prompt_tokens: 10_001,
+        computed_tokens: 0,
+        aborted: true,
+        blocks: table(0),
+        tail_tokens: Vec::new(),
+    };
+    rig.scheduler.finished("a", end);
+    rig.eventually("all leases are given back", |rig| rig.daemon.leases() == 0);
+    assert!(rig.scheduler.counters().fetch_wait_ms >= 60);
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
+}
+
+#[test]
+fn a_daemon_that_falls_silent_during_a_wait_ends_it_with_what_was_there() {
+    let quick = |config: &mut ClientConfig| config.lookup_deadline = Duration::from_millis(200);
+    let (rig, tokens) = with_below(quick, 10_001, &[0, 1], &[(2, 1900, None)]);
+    rig.measure_slow_engine();
+    assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
+    rig.daemon.play(Trick::Stall);
+    let (found, _) = rig.schedule("a", &tokens);
+    assert_eq!(found, Match::Hit(200));
+    assert_eq!(rig.scheduler.counters().lookup_failures["deadline"], 1);
+}

@@ -36,7 +36,10 @@ pub(crate) enum ChunkAnswer {
         coverage: Coverage,
         places: Vec<PartPlace>,
     },
-    Pending,
+    /// Somebody is storing it, or the daemon is fetching it and expects it after so many milliseconds. 0: not known.
+    Pending {
+        expected_ms: u32,
+    },
     Miss(Reason),
 }
 
@@ -61,6 +64,8 @@ pub(crate) struct LookupAsk {
     pub(crate) lease: Duration,
     /// Whether to tell where the parts lie.
     pub(crate) locate: bool,
+    /// Whether to begin fetching what lower tiers have.
+    pub(crate) fetch: bool,
 }
 
 /// A part to be stored.
@@ -147,7 +152,7 @@ impl Calls {
             lease: true,
             lease_ms: u64::try_from(ask.lease.as_millis()).unwrap_or(u64::MAX),
             locate: ask.locate,
-            fetch: false,
+            fetch: ask.fetch,
         };
         let answer = self.store().lookup(request).await.map_err(refusal)?.into_inner();
         if answer.chunks.len() != chunks.len() {
@@ -271,7 +276,7 @@ fn chunk_answer(
                 .collect::<Result<_, Refusal>>()?;
             Ok(ChunkAnswer::Ready { coverage, places })
         }
-        Ok(v1::ChunkState::Pending) => Ok(ChunkAnswer::Pending),
+        Ok(v1::ChunkState::Pending) => Ok(ChunkAnswer::Pending { expected_ms: status.expected_ms }),
         Ok(v1::ChunkState::Miss) => {
             Ok(ChunkAnswer::Miss(Reason::from_wire(status.reason).unwrap_or(Reason::NeverStored)))
         }

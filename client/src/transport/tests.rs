@@ -101,7 +101,7 @@ impl Rig {
     fn read(&self, wanted: &[(ChunkId, Coverage)], deadline: Instant) -> Result<Read, Reason> {
         let transport = self.session.transport.as_ref().unwrap();
         let chunks: Vec<_> = wanted.iter().map(|(chunk, _)| *chunk).collect();
-        let ask = LookupAsk { lease: Duration::from_secs(10), locate: transport.locates() };
+        let ask = LookupAsk { lease: Duration::from_secs(10), locate: transport.locates(), fetch: false };
         let lookup = self.session.calls.lookup(&self.descriptor, self.namespace, &chunks, ask);
         let answer = self.client.ask_blocking(&self.session, deadline, Pace::Quick, lookup)?;
         let Some(grant) = answer.lease else { return Err(Reason::NeverStored) };

@@ -31,7 +31,7 @@ pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
     let chunks: Vec<_> = (0..KEYS).map(|chunk| key(0, chunk)).collect();
     let mut micros = Vec::with_capacity(LOOKUPS);
     for _ in 0..LOOKUPS {
-        let ask = LookupAsk { lease: Duration::from_secs(5), locate: false };
+        let ask = LookupAsk { lease: Duration::from_secs(5), locate: false, fetch: false };
         let start = Instant::now();
         let call = session.calls.lookup(&memory.descriptor, namespace, &chunks, ask);
         let answer = client
