@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tender_proto::mutant::{Mutant, active, read_fails};
-use tender_proto::{ChunkId, Coverage, PartIndex, Reason};
+use tender_proto::{PartIndex, Reason};
 
 use crate::client::Pace;
-use crate::copy::carrier::{Fence, Loading};
+use crate::copy::carrier::Fence;
 use crate::copy::{CopyRefusal, Target};
 use crate::lease::HeldLease;
 use crate::plan::{LoadItem, LoadJob};
 use crate::queue::Queue;
 use crate::session::Session;
 use crate::transport::calls::{ChunkAnswer, LookupAsk};
-use crate::transport::{ReadAsk, ReadItem, Sink, Transport};
+use crate::transport::{ReadAsk, ReadItem, Transport};
 use crate::worker::Rank;
 
 /// A lease outlasts the load it is for by this much, or the release of a load that used all its time would
@@ -168,19 +168,27 @@ impl Loader {
                 reads.extend(parts);
             });
         }
-        let places =
-            positions.iter().zip(&reads).map(|(&i, read)| Destination::of(&items[i], read)).collect();
-        let ask = ReadAsk { lease: lease.id(), items: reads.into(), deadline };
-        let loading = match self.rank.carrier.load(after, transport.arena()) {
-            Ok(loading) => Arc::new(Mutex::new(Some(loading))),
+        let ask = ReadAsk { lease: lease.id(), items: reads, deadline };
+        let mut loading = match self.rank.carrier.load(after, transport.arena()) {
+            Ok(loading) => loading,
             Err(reason) => return all(reason),
         };
         let lasts = transport.arena().is_some();
-        let sink = sink(session, deadline, places, Arc::clone(&loading), lasts);
-        let read = transport.read(&self.rank.client, session, &ask, sink);
+        // Scatters what comes, for as long as there is time and the load is not over.
+        let mut sink = |at: usize, offset_bytes: u64, piece: &[u8]| {
+            if session.has_ended() {
+                return Err(Reason::Unreachable);
+            }
+            if Instant::now() >= deadline {
+                return Err(Reason::Deadline);
+            }
+            let item = positions.get(at).and_then(|&i| items.get(i)).ok_or(Reason::Internal)?;
+            let target = target(item, ask.items.get(at).ok_or(Reason::Internal)?);
+            loading.scatter(&target, offset_bytes, piece, lasts).map_err(|no| misfit(&no, item))
+        };
+        let read = transport.read(&self.rank.client, session, &ask, &mut sink);
         // While the lease still holds: until then copies may read under it.
-        let loading = loading.lock().take();
-        let copied = loading.map_or(Err(Reason::Internal), |loading| loading.finish(deadline));
+        let copied = loading.finish(deadline);
         let bad = ask.items.iter().zip(&read).filter(|(_, result)| **result == Err(Reason::BadDigest));
         let mut suspects: Vec<_> = bad.map(|(item, _)| item.chunk_index).collect();
         suspects.dedup();
@@ -195,7 +203,7 @@ impl Loader {
             results[at] = results[at].and(result);
         }
         let tally = self.rank.client.tally();
-        for (_, read) in positions.iter().zip(&*ask.items).filter(|(at, _)| results[**at].is_ok()) {
+        for (_, read) in positions.iter().zip(&ask.items).filter(|(at, _)| results[**at].is_ok()) {
             tally.loaded_bytes.add(read.bytes);
             tally.loaded_parts.one();
         }
@@ -262,63 +270,22 @@ impl Loader {
     }
 }
 
-/// Scatters what comes of the reads, in their order, for as long as there is time and the load is not over.
-fn sink(
-    session: &Arc<Session>,
-    deadline: Instant,
-    places: Vec<Destination>,
-    loading: Arc<Mutex<Option<Box<dyn Loading>>>>,
-    lasts: bool,
-) -> Sink {
-    let session = Arc::clone(session);
-    Box::new(move |at, offset_bytes, piece| {
-        if session.has_ended() {
-            return Err(Reason::Unreachable);
-        }
-        if Instant::now() >= deadline {
-            return Err(Reason::Deadline);
-        }
-        let place = places.get(at).ok_or(Reason::Internal)?;
-        let mut loading = loading.lock();
-        let loading = loading.as_mut().ok_or(Reason::Internal)?;
-        loading.scatter(&place.target(), offset_bytes, piece, lasts).map_err(|no| match no {
-            CopyRefusal::Device { .. } => Reason::Internal,
-            _ => {
-                tracing::warn!(%no, chunk = %place.chunk, "blocks of a load do not fit the layout");
-                Reason::Malformed
-            }
-        })
-    })
-}
-
 /// Where one read's bytes go.
-#[derive(Debug)]
-struct Destination {
-    chunk: ChunkId,
-    part: PartIndex,
-    blocks: Vec<u32>,
-    stored: Coverage,
-    needed: Coverage,
+fn target<'a>(item: &'a LoadItem, read: &ReadItem) -> Target<'a> {
+    Target {
+        group: item.chunk.group,
+        part: read.part,
+        blocks: &item.blocks,
+        stored: read.coverage,
+        needed: item.needed,
+    }
 }
 
-impl Destination {
-    fn of(item: &LoadItem, read: &ReadItem) -> Self {
-        Self {
-            chunk: item.chunk,
-            part: read.part,
-            blocks: item.blocks.clone(),
-            stored: read.coverage,
-            needed: item.needed,
-        }
+/// Why a piece could not be scattered.
+fn misfit(no: &CopyRefusal, item: &LoadItem) -> Reason {
+    if matches!(no, CopyRefusal::Device { .. }) {
+        return Reason::Internal;
     }
-
-    fn target(&self) -> Target<'_> {
-        Target {
-            group: self.chunk.group,
-            part: self.part,
-            blocks: &self.blocks,
-            stored: self.stored,
-            needed: self.needed,
-        }
-    }
+    tracing::warn!(%no, chunk = %item.chunk, "blocks of a load do not fit the layout");
+    Reason::Malformed
 }

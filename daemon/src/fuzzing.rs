@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tender_proto::BootId;
 use tokio::net::UnixStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::body::Body;
 
 pub use crate::arena::forge::{Places, places, seal_header, seal_record};
@@ -46,6 +46,11 @@ impl InProcess {
     /// One call, as a connection would bring it. Needs a runtime.
     pub async fn call(&self, request: http::Request<Body>) -> http::Response<Body> {
         server::call(&self.shared, request).await
+    }
+
+    /// As if a commit was copied all the time: others wait for their turn until this is dropped. `None` while one is.
+    pub fn busy(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.shared.copies).try_acquire_owned().ok()
     }
 }
 

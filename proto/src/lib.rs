@@ -6,7 +6,7 @@
 //! * [`ids`], [`key`], [`coverage`], [`descriptor`]: raw input becomes one of these once, or is refused.
 //! * [`reason`]: the closed set of reasons why something was refused, missed or lost.
 //! * [`limits`]: the numbers both sides rely on.
-//! * [`mutant`]: mistakes that tests of tests switch on.
+//! * [`mutant`]: mistakes that tests of tests switch on; [`model`]: the same, and locks, for models of threads.
 //! * [`shm`]: mappings, and the hand-over of file descriptors on one host.
 
 pub mod coverage;
@@ -14,6 +14,7 @@ pub mod descriptor;
 pub mod ids;
 pub mod key;
 pub mod limits;
+pub mod model;
 pub mod mutant;
 pub mod reason;
 pub mod shm;

@@ -4,6 +4,7 @@
 //! * [`daemon`]: a real daemon, inside the test's process (so that its engine can be recounted) or as a child
 //!   process (so that it can be killed); and other clients as child processes.
 //! * [`raw`], [`attach`]: a client that says exactly what it is told, over gRPC and over shared memory.
+//! * [`wire`]: calls as the bytes that a connection would bring, for a daemon without sockets.
 //! * [`model`]: an engine with paged memory on the real client, which checks every slot attention would read.
 //! * [`mixed`]: an engine of several groups and ranks that does exactly what a test says.
 //! * [`oracle`]: engines of every kind, drawn from a seed, driven through random schedules.
@@ -38,3 +39,4 @@ pub mod stall;
 mod stream;
 pub mod successor;
 pub mod torture;
+pub mod wire;

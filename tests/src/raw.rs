@@ -343,23 +343,7 @@ impl RawSession {
         part: &[u8],
         frame_bytes: usize,
     ) -> Vec<v1::PutFrame> {
-        let last = part.chunks(frame_bytes).count().saturating_sub(1);
-        let mut offset_bytes = 0;
-        part.chunks(frame_bytes)
-            .enumerate()
-            .map(|(index, payload)| {
-                let frame = v1::PutFrame {
-                    session_id: if index == 0 { self.id.clone() } else { Bytes::new() },
-                    reservation_id,
-                    offset_bytes,
-                    digest: if index == last { digest(part) } else { Bytes::new() },
-                    coverage: if index == last { coverage.bits() } else { 0 },
-                    payload: Bytes::copy_from_slice(payload),
-                };
-                offset_bytes += payload.len() as u64;
-                frame
-            })
-            .collect()
+        frames(&self.id, reservation_id, coverage, part, frame_bytes)
     }
 
     /// Stores one part over the network path. `Err` holds the reservation's answer when there was none.
@@ -418,6 +402,33 @@ pub fn item(chunk: ChunkId, part: PartIndex, coverage: Coverage, bytes: usize) -
         coverage: coverage.bits(),
         bytes: bytes as u64,
     }
+}
+
+/// The frames of one part.
+pub fn frames(
+    session: &Bytes,
+    reservation_id: u64,
+    coverage: Coverage,
+    part: &[u8],
+    frame_bytes: usize,
+) -> Vec<v1::PutFrame> {
+    let last = part.chunks(frame_bytes).count().saturating_sub(1);
+    let mut offset_bytes = 0;
+    part.chunks(frame_bytes)
+        .enumerate()
+        .map(|(index, payload)| {
+            let frame = v1::PutFrame {
+                session_id: if index == 0 { session.clone() } else { Bytes::new() },
+                reservation_id,
+                offset_bytes,
+                digest: if index == last { digest(part) } else { Bytes::new() },
+                coverage: if index == last { coverage.bits() } else { 0 },
+                payload: Bytes::copy_from_slice(payload),
+            };
+            offset_bytes += payload.len() as u64;
+            frame
+        })
+        .collect()
 }
 
 /// One part to read.

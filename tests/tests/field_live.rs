@@ -121,7 +121,6 @@ async fn field_24_clients_that_vanish_in_the_middle_leave_nothing_half_changed()
         session.must_store(&descriptor, fixture::chunk(n), fixture::PART, fixture::full(&descriptor)).await;
     }
     conserve::quiet(daemon.engine()).await;
-    // Parking each handler at each await in turn needs fail points in the daemon; not in this slice.
 }
 
 /// Asks for health and for chunks until it is told to stop; the longest and the median answer.

@@ -11,6 +11,8 @@
 //! * `parts`: what one rank holds, cut into the parts of a chunk.
 
 mod apart;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod dense;
 mod desc;
 mod fingerprint;
 mod footprint;

@@ -1,12 +1,11 @@
 //! The answer of a `Get`, read as the network transport reads it.
 
-use parking_lot::Mutex;
 use tender_proto::{Coverage, PartIndex, Reason};
 use tonic::body::Body;
 
-use super::ReadItem;
 use super::grpc::take;
 use super::messages::Messages;
+use super::{ReadItem, Sink};
 
 /// Reads the parts of an answer. `items` are the coverage and the bytes that each must have. One result for each; only a
 /// good one says that the sink had the whole part and that it was right.
@@ -14,7 +13,7 @@ pub async fn read_answer(
     items: &[(Coverage, u64)],
     max_frame_bytes: usize,
     body: Body,
-    sink: &mut impl FnMut(usize, u64, &[u8]) -> Result<(), Reason>,
+    sink: &mut Sink<'_>,
 ) -> Vec<Result<(), Reason>> {
     let item = |(chunk_index, &(coverage, bytes)): (u32, &(Coverage, u64))| ReadItem {
         chunk_index,
@@ -24,10 +23,9 @@ pub async fn read_answer(
         place: None,
     };
     let items: Vec<_> = (0..).zip(items).map(item).collect();
-    let results = Mutex::new(Vec::new());
-    let taken = take(&mut Messages::of(body), &items, max_frame_bytes, &results, sink).await;
+    let mut results = Vec::new();
+    let taken = take(&mut Messages::of(body), &items, max_frame_bytes, &mut results, sink).await;
     let rest = taken.err().map_or(Reason::Internal, |refusal| refusal.reason);
-    let mut results = results.into_inner();
     results.resize(items.len(), Err(rest));
     results
 }

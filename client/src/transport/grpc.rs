@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tender_proto::{Reason, Refusal, SessionId, v1};
 use tonic::transport::Channel;
 
@@ -20,20 +19,11 @@ use crate::session::{Limits, Session};
 /// The transport over one bulk connection.
 #[derive(Debug)]
 pub(crate) struct Grpc {
-    line: Line,
-    staging: Arc<Staging>,
-}
-
-/// The connection, and what its answers are held to.
-#[derive(Clone, Debug)]
-struct Line {
     bulk: Channel,
     session: SessionId,
     max_frame_bytes: usize,
+    staging: Arc<Staging>,
 }
-
-/// The results so far, in the order of the items. A stream that is given up leaves those of what it completed.
-type Results = Arc<Mutex<Vec<Result<(), Reason>>>>;
 
 impl Grpc {
     /// `bulk` must have been connected where bulk connections run.
@@ -47,20 +37,24 @@ impl Grpc {
             let subject = format!("{staging_bytes} bytes of staging ({cause})");
             Refusal::new(Reason::NoSpace, subject, "choose a smaller staging_bytes")
         })?;
-        let line = Line { bulk, session, max_frame_bytes: limits.max_frame_bytes };
-        Ok(Self { line, staging: Staging::new(region) })
+        let (staging, max_frame_bytes) = (Staging::new(region), limits.max_frame_bytes);
+        Ok(Self { bulk, session, max_frame_bytes, staging })
     }
-}
 
-impl Line {
-    async fn pump(self, ask: ReadAsk, results: Results, mut sink: Sink) -> Result<(), Refusal> {
+    /// A stream that is given up leaves the results of what it completed.
+    async fn pump(
+        &self,
+        ask: &ReadAsk,
+        results: &mut Vec<Result<(), Reason>>,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), Refusal> {
         let request = v1::GetRequest {
             session_id: Bytes::copy_from_slice(self.session.as_bytes()),
             lease_id: ask.lease.get(),
             items: ask.items.iter().map(get_item).collect(),
         };
-        let mut messages = Messages::get(self.bulk, &request).await?;
-        take(&mut messages, &ask.items, self.max_frame_bytes, &results, &mut sink).await
+        let mut messages = Messages::get(self.bulk.clone(), &request).await?;
+        take(&mut messages, &ask.items, self.max_frame_bytes, results, sink).await
     }
 }
 
@@ -69,8 +63,8 @@ pub(super) async fn take(
     messages: &mut Messages,
     items: &[ReadItem],
     max_frame_bytes: usize,
-    results: &Mutex<Vec<Result<(), Reason>>>,
-    sink: &mut impl FnMut(usize, u64, &[u8]) -> Result<(), Reason>,
+    results: &mut Vec<Result<(), Reason>>,
+    sink: &mut Sink<'_>,
 ) -> Result<(), Refusal> {
     let mut check = FrameCheck::new(items, max_frame_bytes);
     // What the sink thinks of the item whose frames come now.
@@ -94,10 +88,10 @@ pub(super) async fn take(
         };
         match progress {
             Progress::More => {}
-            Progress::Whole(_) => results.lock().push(std::mem::replace(&mut taken, Ok(()))),
+            Progress::Whole(_) => results.push(std::mem::replace(&mut taken, Ok(()))),
             Progress::Failed(_, reason) => {
                 taken = Ok(());
-                results.lock().push(Err(reason));
+                results.push(Err(reason));
             }
         }
     }
@@ -122,12 +116,11 @@ impl Transport for Grpc {
         client: &Client,
         session: &Arc<Session>,
         ask: &ReadAsk,
-        sink: Sink,
+        sink: &mut Sink<'_>,
     ) -> Vec<Result<(), Reason>> {
-        let results = Results::default();
-        let pump = self.line.clone().pump(ask.clone(), Arc::clone(&results), sink);
+        let mut results = Vec::with_capacity(ask.items.len());
+        let pump = self.pump(ask, &mut results, sink);
         let pumped = client.ask_blocking(session, ask.deadline, Pace::Bulk, pump);
-        let mut results = std::mem::take(&mut *results.lock());
         // Whatever the stream did not get to shares the stream's fate.
         let rest = pumped.err().unwrap_or(Reason::Internal);
         results.resize(ask.items.len(), Err(rest));
@@ -144,12 +137,12 @@ impl Transport for Grpc {
         let reservations: Vec<_> = parts.iter().map(|part| part.reservation).collect();
         let mut frames = Vec::new();
         for part in parts {
-            put_frames(part, self.line.max_frame_bytes, &mut frames);
+            put_frames(part, self.max_frame_bytes, &mut frames);
         }
         if let Some(first) = frames.first_mut() {
-            first.session_id = Bytes::copy_from_slice(self.line.session.as_bytes());
+            first.session_id = Bytes::copy_from_slice(self.session.as_bytes());
         }
-        let mut store = store_client(self.line.bulk.clone());
+        let mut store = store_client(self.bulk.clone());
         let put = async {
             let answer = store.put(tokio_stream::iter(frames)).await.map_err(refusal)?.into_inner();
             store_outcomes(&reservations, &answer.outcomes)

@@ -65,17 +65,17 @@ pub(crate) struct ReadItem {
 }
 
 /// Parts to be read under one lease.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct ReadAsk {
     pub(crate) lease: LeaseId,
-    pub(crate) items: Arc<[ReadItem]>,
+    pub(crate) items: Vec<ReadItem>,
     pub(crate) deadline: Instant,
 }
 
 /// Takes bytes of item `.0`: the piece that lies at `.1` in the part. The pieces of an item come in order and without
 /// gaps, and may come before all of it is checked: only a result that is good says that they were right. After an
 /// error, which becomes the item's result, it gets no more of that item.
-pub(crate) type Sink = Box<dyn FnMut(usize, u64, &[u8]) -> Result<(), Reason> + Send>;
+pub(crate) type Sink<'a> = dyn FnMut(usize, u64, &[u8]) -> Result<(), Reason> + 'a;
 
 /// A reserved part in staging.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         client: &Client,
         session: &Arc<Session>,
         ask: &ReadAsk,
-        sink: Sink,
+        sink: &mut Sink<'_>,
     ) -> Vec<Result<(), Reason>>;
 
     /// Hands parts over. One result for each part, in order. A part's slot is used again only when the daemon

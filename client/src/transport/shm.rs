@@ -149,7 +149,7 @@ impl Transport for Shm {
         _client: &Client,
         session: &Arc<Session>,
         ask: &ReadAsk,
-        mut sink: Sink,
+        sink: &mut Sink<'_>,
     ) -> Vec<Result<(), Reason>> {
         let mut read = |(i, item)| {
             if session.has_ended() {

@@ -15,6 +15,9 @@ use crate::counters::Skip;
 /// Slots begin on page boundaries: neighbours share no cache line, and 32-bit units reach 16 TiB.
 const UNIT_BYTES: u64 = 4096;
 
+/// More slots than this are never in use at one time.
+const MAX_SLOTS: u32 = 128 << 10;
+
 /// The staging region of one session.
 #[derive(Debug)]
 pub(crate) struct Staging {
@@ -36,7 +39,8 @@ impl std::fmt::Debug for Room {
 impl Staging {
     pub(crate) fn new(region: Mapping) -> Arc<Self> {
         let units = u32::try_from(region.len() as u64 / UNIT_BYTES).unwrap_or(u32::MAX);
-        let room = Room { allocator: Allocator::new(units), taken_bytes: 0 };
+        let allocator = Allocator::with_max_allocs(units, books(units));
+        let room = Room { allocator, taken_bytes: 0 };
         Arc::new(Self { region, room: Mutex::new(room) })
     }
 
@@ -62,6 +66,13 @@ impl Staging {
         room.taken_bytes += u64::from(units) * UNIT_BYTES;
         Ok(Slot { staging: Arc::clone(self), allocation: Some(allocation), len, units })
     }
+}
+
+/// Entries of the allocator's books: one for each slot or gap, and two that it keeps to itself. They are made at once, 32
+/// bytes each, so a region has no more of them than it has pages: sessions come and go, and blocks of megabytes for each
+/// would spread the process over its heap.
+fn books(units: u32) -> u32 {
+    units.min(MAX_SLOTS) + 2
 }
 
 /// A range of a staging region that belongs to whoever holds this.
@@ -134,6 +145,20 @@ mod tests {
         assert!(staging.take(4 * UNIT_BYTES).is_ok());
         assert_eq!(staging.take(5 * UNIT_BYTES).unwrap_err(), Skip::TooLarge);
         assert_eq!(staging.take(0).unwrap_err(), Skip::TooLarge);
+    }
+
+    #[test]
+    fn the_books_of_a_region_grow_with_it_and_every_page_can_be_a_slot() {
+        for pages in [1, 2, 3, 300] {
+            let staging = staging(pages);
+            let held: Vec<_> = (0..pages).map(|_| staging.take(1).unwrap()).collect();
+            assert_eq!(staging.take(1).unwrap_err(), Skip::StagingFull);
+            // Every second one is free, so no two gaps become one.
+            let mut rest: Vec<_> = held.into_iter().step_by(2).collect();
+            rest.extend((0..pages / 2).map(|_| staging.take(UNIT_BYTES).unwrap()));
+            assert_eq!(staging.taken_bytes(), pages * UNIT_BYTES);
+        }
+        assert_eq!((books(2048), books(u32::MAX)), (2050, MAX_SLOTS + 2));
     }
 
     #[test]

@@ -121,18 +121,15 @@ impl Rig {
                 }
             })
             .collect();
-        let ask = ReadAsk { lease: lease.id(), items: items.into(), deadline };
-        let seen = Arc::new(Mutex::new(vec![Vec::new(); ask.items.len()]));
-        let (items, into) = (Arc::clone(&ask.items), Arc::clone(&seen));
-        let sink = Box::new(move |i: usize, offset_bytes, piece: &[u8]| {
-            let seen = &mut into.lock()[i];
-            assert_eq!(offset_bytes, seen.len() as u64, "in order and without gaps");
-            seen.extend_from_slice(piece);
-            assert!(seen.len() as u64 <= items[i].bytes, "never more than the part has");
+        let ask = ReadAsk { lease: lease.id(), items, deadline };
+        let mut seen = vec![Vec::new(); ask.items.len()];
+        let mut sink = |i: usize, offset_bytes, piece: &[u8]| {
+            assert_eq!(offset_bytes, seen[i].len() as u64, "in order and without gaps");
+            seen[i].extend_from_slice(piece);
+            assert!(seen[i].len() as u64 <= ask.items[i].bytes, "never more than the part has");
             Ok(())
-        });
-        let results = transport.read(&self.client, &self.session, &ask, sink);
-        let seen = Arc::into_inner(seen).expect("a sink that is not used any more").into_inner();
+        };
+        let results = transport.read(&self.client, &self.session, &ask, &mut sink);
         // Only what is said to be good may be looked at.
         let seen = seen.into_iter().zip(&results).map(|(bytes, good)| good.ok().map(|()| bytes)).collect();
         if lease.release(deadline, &[])? { Ok((seen, results)) } else { Err(Reason::LeaseExpired) }

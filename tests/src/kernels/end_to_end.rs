@@ -3,7 +3,6 @@
 //! This module is one of the few where unsafe code lives: it plays the engine, which names device memory by address.
 #![allow(unsafe_code, reason = "describes device memory that this module keeps")]
 
-use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +14,13 @@ use tender_client::copy::EngineStream;
 use tender_client::layout::{Axis, BufferDesc, LayerDesc, ProvedLayout, prove};
 use tender_client::plan::{LoadItem, LoadJob, StepPlan, StoreJob};
 use tender_client::{TransportChoice, WorkerSide};
-use tender_proto::limits::KEY_CHAIN_VERSION;
-use tender_proto::{
-    BlocksPerChunk, ChainHash, ChunkId, Coverage, Descriptor, Group, GroupIndex, GroupKind, RankGeometry,
-};
+use tender_proto::{BlocksPerChunk, ChainHash, ChunkId, Coverage, Descriptor, GroupIndex};
 
 use super::gpu::Gpu;
 use super::report::Report;
 use super::{Outcome, same};
 use crate::daemon::{Daemon, Setup};
+use crate::fixture;
 
 /// Longer than any round on any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,23 +105,10 @@ impl Cache {
             }
         };
         let layout = Arc::new(prove(layers.iter().enumerate().map(describe).collect(), pool)?);
-        let group = Group::new(
-            GroupKind::FullAttention,
-            NonZeroU32::new(16).ok_or("no tokens")?,
-            BlocksPerChunk::new(BLOCKS_PER_CHUNK)?,
-            None,
-            vec![block_bytes],
-        )?;
         let descriptor = Arc::new(Descriptor {
-            model: model.name.into(),
-            weights: "random".into(),
-            kv_dtype: "bytes".into(),
-            quantisation: "none".into(),
-            groups: vec![group],
             page_format: layout.page_format(),
             layout_fingerprint: layout.fingerprint(),
-            ranks: RankGeometry::SINGLE,
-            key_chain_version: KEY_CHAIN_VERSION,
+            ..fixture::descriptor(model.name, vec![fixture::group(16, BLOCKS_PER_CHUNK, &[block_bytes])])
         });
         Ok(Self { layers, layout, descriptor, chunks, bytes: u64::from(chunks) * chunk_bytes })
     }

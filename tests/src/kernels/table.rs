@@ -1,13 +1,11 @@
 //! Layouts as engines have them: all orders of a tensor, halves, padding, scales in the cells, latents, states.
 
+use tender_client::layout::dense::{ORDERS, Sizes};
 use tender_client::layout::{Axis, BufferDesc, LayerDesc, ScaleDesc, prove};
 use tender_kernels::PageMap;
 use tender_proto::{GroupIndex, PartIndex};
 
 use super::host::buffer;
-
-/// The orders of layers, blocks, heads, tokens and content that vLLM knows.
-pub const ORDERS: [&str; 6] = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"];
 
 type Describe = Box<dyn Fn(BufferDesc) -> Vec<LayerDesc> + Send + Sync>;
 
@@ -37,46 +35,6 @@ impl Case {
         let layers = (self.describe)(buffer(address, self.bytes as u64));
         let layout = prove(layers, self.pool).unwrap_or_else(|refusal| panic!("{}: {refusal}", self.name));
         layout.page_map(GroupIndex(0), PartIndex(0)).expect("one group").clone()
-    }
-}
-
-/// Sizes of one tensor of several layers.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    layers: u32,
-    blocks: u32,
-    heads: u32,
-    tokens: u32,
-    cell_bytes: u64,
-}
-
-impl Sizes {
-    fn count(self, letter: char) -> u64 {
-        match letter {
-            'L' => self.layers.into(),
-            'B' => self.blocks.into(),
-            'H' => self.heads.into(),
-            'N' => self.tokens.into(),
-            _ => self.cell_bytes,
-        }
-    }
-    fn total(self) -> u64 {
-        "LBHNC".chars().map(|letter| self.count(letter)).product()
-    }
-    fn stride(self, order: &str, letter: char) -> u64 {
-        let inner = order.split(letter).nth(1).unwrap_or_default();
-        inner.chars().map(|inner| self.count(inner)).product()
-    }
-    fn describe(self, order: &str, buffer: BufferDesc) -> Vec<LayerDesc> {
-        let axes =
-            [axis('N', self.tokens, self.stride(order, 'N')), axis('H', self.heads, self.stride(order, 'H'))];
-        let strides = (self.stride(order, 'L'), self.stride(order, 'B'));
-        (0..self.layers)
-            .map(|nth| {
-                let at = u64::from(nth) * strides.0;
-                layer(format!("layer.{nth}"), buffer, at, self.blocks, strides.1, &axes, self.cell_bytes)
-            })
-            .collect()
     }
 }
 
@@ -125,7 +83,7 @@ fn quantised(sizes: Sizes, order: &str, buffer: BufferDesc) -> Vec<LayerDesc> {
         };
         LayerDesc { axes, cell_bytes: cell, scales: Some(scales), ..layer }
     };
-    sizes.describe(order, buffer).into_iter().map(halves).collect()
+    sizes.describe(order, 0, buffer).into_iter().map(halves).collect()
 }
 
 /// All layouts.
@@ -153,7 +111,7 @@ fn orders() -> Vec<Case> {
         for cell_bytes in [256, 24, 12, 6, 5, 1] {
             let sizes = Sizes { layers: 3, blocks: 9, heads: 2, tokens: 4, cell_bytes };
             let name = format!("{order}, cells of {cell_bytes} bytes");
-            all.push(case(name, sizes.blocks, sizes.total(), move |at| sizes.describe(order, at)));
+            all.push(case(name, sizes.blocks, sizes.total(), move |at| sizes.describe(order, 0, at)));
         }
         for data in [32, 128, 64] {
             let sizes =
@@ -163,7 +121,7 @@ fn orders() -> Vec<Case> {
         }
         let large = Sizes { layers: 2, blocks: 5, heads: 4, tokens: 16, cell_bytes: 256 };
         let name = format!("{order}, pages of 16 KiB");
-        all.push(case(name, large.blocks, large.total(), move |at| large.describe(order, at)));
+        all.push(case(name, large.blocks, large.total(), move |at| large.describe(order, 0, at)));
     }
     all
 }

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use tender_proto::GroupIndex;
 
+use super::super::dense::{ORDERS, Sizes};
 use super::super::truth::{page_places, scales_are_right, wrong_with};
 use super::super::*;
 use super::model::{axis, buffer};
-use super::orders::{ORDERS, Sizes};
 use super::scales::quantised;
 
 const POOL: u32 = 4;

@@ -3,63 +3,10 @@
 use proptest::prelude::*;
 use tender_proto::{GroupIndex, PartIndex};
 
+use super::super::dense::{ORDERS, Sizes};
 use super::super::truth::{page_places, wrong_with};
 use super::super::*;
 use super::model::{Memory, axis, buffer};
-
-/// The orders of layers, blocks, heads, tokens and content that vLLM knows.
-pub(super) const ORDERS: [&str; 6] = ["LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"];
-
-/// Sizes of one tensor of several layers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) layers: u32,
-    pub(super) blocks: u32,
-    pub(super) heads: u32,
-    pub(super) tokens: u32,
-    pub(super) cell_bytes: u64,
-}
-
-impl Sizes {
-    fn count(self, letter: char) -> u64 {
-        match letter {
-            'L' => self.layers.into(),
-            'B' => self.blocks.into(),
-            'H' => self.heads.into(),
-            'N' => self.tokens.into(),
-            _ => self.cell_bytes,
-        }
-    }
-    pub(super) fn total(self) -> u64 {
-        "LBHNC".chars().map(|letter| self.count(letter)).product()
-    }
-    /// From one step to the next of an axis, in a dense tensor of this order.
-    pub(super) fn stride(self, order: &str, letter: char) -> u64 {
-        let at = order.find(letter).unwrap();
-        order[at + 1..].chars().map(|inner| self.count(inner)).product()
-    }
-    /// All layers of a dense tensor of this order.
-    pub(super) fn describe(self, order: &str, group: u16, buffer: BufferDesc) -> Vec<LayerDesc> {
-        (0..self.layers)
-            .map(|layer| LayerDesc {
-                name: format!("{group}.{layer}"),
-                group: GroupIndex(group),
-                address: buffer.address() + u64::from(layer) * self.stride(order, 'L'),
-                buffer,
-                blocks: self.blocks,
-                block_stride_bytes: self.stride(order, 'B'),
-                axes: vec![
-                    axis('N', self.tokens, self.stride(order, 'N')),
-                    axis('H', self.heads, self.stride(order, 'H')),
-                ],
-                cell_bytes: self.cell_bytes,
-                page_bytes: u64::from(self.heads * self.tokens) * self.cell_bytes,
-                padding_bytes: 0,
-                scales: None,
-            })
-            .collect()
-    }
-}
 
 /// What a part must hold of a dense tensor: the slow way, through indexes.
 fn packed(memory: &Memory, sizes: Sizes, order: &str, blocks: &[u32]) -> Vec<u8> {

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use tender_proto::GroupIndex;
 
+use super::super::dense::{ORDERS, Sizes};
 use super::super::truth::wrong_with;
 use super::super::*;
 use super::model::{axis, buffer};
-use super::orders::{ORDERS, Sizes};
 
 const START: u64 = 1 << 20;
 

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 use tender_proto::{ChainHash, ChunkId, GroupIndex, PartIndex};
 
+use super::super::dense::{ORDERS, Sizes};
 use super::super::*;
 use super::model::{Memory, buffer};
-use super::orders::{ORDERS, Sizes};
 use super::scales::quantised;
 
 const GROUP: GroupIndex = GroupIndex(0);

@@ -3,10 +3,10 @@
 use proptest::prelude::*;
 use tender_proto::{GroupIndex, PartIndex};
 
+use super::super::dense::{ORDERS, Sizes};
 use super::super::truth::scales_are_right;
 use super::super::*;
 use super::model::{Memory, axis, buffer};
-use super::orders::{ORDERS, Sizes};
 
 const SCALE_BYTES: u64 = 4;
 

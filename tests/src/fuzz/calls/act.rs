@@ -14,9 +14,10 @@ use tender_proto::{ContentDigest, NamespaceDigest, SessionId, v1};
 use tokio::net::UnixStream;
 
 use super::script::{Call, Chunk, Committed, Damage, Item, Sent, Step};
-use super::wire::{damaged, framed};
+use super::wire::damaged;
 use super::world::{Lease, Reservation, World};
 use crate::fuzz::small::{self, BLOCK_BYTES, BLOCKS, content, descriptor};
+use crate::wire::framed;
 
 const METHODS: &[&str] = &[
     "Store/Session",

@@ -1,21 +1,14 @@
 //! Requests as bytes, and what comes back.
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
+use http_body_util::BodyExt;
 use prost::Message;
 use tender_proto::Refusal;
 use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::script::Damage;
-
-/// A message with the five bytes in front of it.
-pub(super) fn framed(message: &impl Message) -> Vec<u8> {
-    let message = message.encode_to_vec();
-    let len = u32::try_from(message.len()).unwrap_or(u32::MAX).to_be_bytes();
-    [&[0][..], &len, &message].concat()
-}
+use crate::wire::{self, messages};
 
 /// What arrives of a request.
 pub(super) fn damaged(mut request: Vec<u8>, damage: Option<&Damage>) -> Vec<u8> {
@@ -38,15 +31,7 @@ pub(super) fn damaged(mut request: Vec<u8>, damage: Option<&Damage>) -> Vec<u8> 
 /// A request as a connection brings it, in two pieces.
 pub(super) fn request(method: &str, stream: &[u8]) -> http::Request<Body> {
     let (front, back) = stream.split_at(stream.len() / 3);
-    let frame = |piece| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(piece)));
-    let body = Body::new(StreamBody::new(tokio_stream::iter([frame(front), frame(back)])));
-    let mut request = http::Request::new(body);
-    *request.method_mut() = http::Method::POST;
-    *request.uri_mut() = format!("/tender.v1.{method}").parse().unwrap_or_default();
-    let headers = request.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
-    headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
-    request
+    wire::request(method, tokio_stream::iter([front, back].map(Bytes::copy_from_slice)))
 }
 
 /// What a call came to: its messages, or why not.
@@ -81,20 +66,4 @@ pub(super) fn refusal(status: &Status) -> Refusal {
     );
     assert_ne!(refusal.reason, tender_proto::Reason::Internal, "{refusal}");
     refusal
-}
-
-/// The messages of a whole body.
-pub(super) fn messages<M: Message + Default>(mut bytes: &[u8]) -> Vec<M> {
-    let mut messages = Vec::new();
-    while let Some((&[flag, a, b, c, d], rest)) = bytes.split_first_chunk() {
-        assert_eq!(flag, 0);
-        let len = u32::from_be_bytes([a, b, c, d]) as usize;
-        let (message, rest) = rest.split_at(len);
-        messages.push(
-            M::decode(message).unwrap_or_else(|error| panic!("an answer that cannot be read: {error}")),
-        );
-        bytes = rest;
-    }
-    assert!(bytes.is_empty(), "an answer that ends in the middle of a message");
-    messages
 }

@@ -16,8 +16,9 @@ use tender_proto::{ChunkId, ContentDigest, PartIndex, v1};
 use tonic::body::Body;
 
 use super::script::{Damage, Limits};
-use super::wire::{Answer, answer, damaged, framed, messages, refusal, request};
+use super::wire::{Answer, answer, damaged, refusal, request};
 use crate::fuzz::small::{self, BLOCK_BYTES, BLOCKS, RESERVATION};
+use crate::wire::{framed, messages};
 
 const STAGING_BYTES: u64 = 64 << 10;
 
