@@ -7,8 +7,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tender_proto::{Reason, Refusal, SessionId, v1};
-use tonic::transport::Channel;
 
+use super::connect::Line as Wire;
 use super::calls::{Stored, refusal, store_client, store_outcomes};
 use super::frames::{Broken, FrameCheck, Progress};
 use super::messages::{Head, Messages};
@@ -27,7 +27,7 @@ pub(crate) struct Grpc {
 /// The connection, and what its answers are held to.
 #[derive(Clone, Debug)]
 struct Line {
-    bulk: Channel,
+    bulk: Wire,
     session: SessionId,
     max_frame_bytes: usize,
 }
@@ -38,7 +38,7 @@ type Results = Arc<Mutex<Vec<Result<(), Reason>>>>;
 impl Grpc {
     /// `bulk` must have been connected where bulk connections run.
     pub(crate) fn new(
-        bulk: Channel,
+        bulk: Wire,
         session: SessionId,
         staging_bytes: u64,
         limits: Limits,

@@ -125,6 +125,7 @@ impl Cache {
             layout_fingerprint: layout.fingerprint(),
             ranks: RankGeometry::SINGLE,
             key_chain_version: KEY_CHAIN_VERSION,
+            domain: String::new(),
         });
         Ok(Self { layers, layout, descriptor, chunks, bytes: u64::from(chunks) * chunk_bytes })
     }
