@@ -128,7 +128,8 @@ pub struct Dropped {
 
 /// Asks whether a daemon is there.
 pub fn ping(address: &Address, credentials: &Credentials, limit: Duration) -> Result<Pong, ClientError> {
-    let answer = ask(address, credentials, limit, |mut admin| async move { admin.ping(v1::PingRequest {}).await })?;
+    let answer =
+        ask(address, credentials, limit, |mut admin| async move { admin.ping(v1::PingRequest {}).await })?;
     Ok(Pong {
         daemon_version: answer.daemon_version,
         protocol_version: answer.protocol_version,
@@ -140,8 +141,13 @@ pub fn ping(address: &Address, credentials: &Credentials, limit: Duration) -> Re
 }
 
 /// Asks what a daemon holds.
-pub fn stats(address: &Address, credentials: &Credentials, limit: Duration) -> Result<DaemonStats, ClientError> {
-    let answer = ask(address, credentials, limit, |mut admin| async move { admin.stats(v1::StatsRequest {}).await })?;
+pub fn stats(
+    address: &Address,
+    credentials: &Credentials,
+    limit: Duration,
+) -> Result<DaemonStats, ClientError> {
+    let answer =
+        ask(address, credentials, limit, |mut admin| async move { admin.stats(v1::StatsRequest {}).await })?;
     Ok(DaemonStats {
         arena_bytes: answer.arena_bytes,
         arena_used_bytes: answer.arena_used_bytes,

@@ -301,7 +301,11 @@ impl ClientConfig {
         self.device.check()?;
         self.tls.check()?;
         if let (Address::Tcp { .. }, Some(file)) = (&self.address, &self.token_file) {
-            return Err(refuse("token_file", file.display(), "a token is not sent in the clear: use tls:// or unix:"));
+            return Err(refuse(
+                "token_file",
+                file.display(),
+                "a token is not sent in the clear: use tls:// or unix:",
+            ));
         }
         if self.breaker.failures == 0 {
             return Err(refuse("breaker.failures", 0, "let at least 1 call fail"));

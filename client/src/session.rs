@@ -250,7 +250,9 @@ async fn choose_transport(
     let config = &shared.config;
     let wanted = config.staging_bytes.as_u64();
     let attached = match (&config.address, config.transport) {
-        (_, TransportChoice::Grpc) | (Address::Tcp { .. } | Address::Tls { .. }, TransportChoice::Auto) => None,
+        (_, TransportChoice::Grpc) | (Address::Tcp { .. } | Address::Tls { .. }, TransportChoice::Auto) => {
+            None
+        }
         (Address::Unix(_), TransportChoice::Auto) if !opened.shm_offered => None,
         (Address::Unix(path), choice) => {
             let staging = wanted.min(limits.max_staging_bytes);
@@ -278,7 +280,8 @@ async fn choose_transport(
             // Bulk frames get a connection of their own, or small calls would wait behind them.
             let (address, deadline) = (config.address.clone(), config.connect_deadline);
             let credentials = config.credentials();
-            let connecting = shared.bulk.spawn(async move { connect(&address, &credentials, deadline).await });
+            let connecting =
+                shared.bulk.spawn(async move { connect(&address, &credentials, deadline).await });
             let bulk = connecting.await.unwrap_or_else(|_| Err(nonsense("a connection that panics")))?;
             Arc::new(grpc::Grpc::new(bulk, calls.session(), wanted, limits)?)
         }

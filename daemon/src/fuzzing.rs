@@ -9,8 +9,10 @@ use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
 use tonic::body::Body;
 
+use crate::access::Access;
 pub use crate::arena::forge::{Places, places, seal_header, seal_record};
 use crate::engine::Engine;
+use crate::fair::Fair;
 use crate::metrics::Metrics;
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
@@ -29,6 +31,8 @@ impl InProcess {
         let (sender, phase) = watch::channel(Phase::Serving);
         let shared = Shared {
             engine,
+            access: Arc::new(Access::open()),
+            fair: Fair::new(2),
             metrics: Arc::new(Metrics::new()),
             phase,
             resets: watch::Sender::new(0),

@@ -6,15 +6,43 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use tender_proto::{NamespaceDigest, Reason, Refusal, SessionId};
 
+use crate::access::peer::Caller;
 use crate::admission::Budget;
 use crate::namespace::Namespace;
 use crate::staging::Staging;
 use crate::sync::{Mutex, RwLock};
 
+/// Who opened a session. Nobody else may use it: for others it does not exist.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    pub(crate) caller: Caller,
+    /// Its namespaces are those of this domain, whatever the client calls them.
+    pub(crate) domain: Arc<str>,
+    pub(crate) attach: Attach,
+}
+
+/// Which processes get the shared memory of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Attach {
+    /// Those that the descriptor socket lets in.
+    Anyone,
+    /// Of these, the ones of this user.
+    Uid(u32),
+    Nobody,
+}
+
+impl Owner {
+    /// The daemon itself, and callers in the same process.
+    pub(crate) fn house() -> Self {
+        Self { caller: Caller::Anonymous, domain: "".into(), attach: Attach::Anyone }
+    }
+}
+
 /// One open session.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: SessionId,
+    pub(crate) owner: Owner,
     /// Bytes in flight of this session.
     pub(crate) budget: Arc<Budget>,
     state: Mutex<State>,
@@ -28,15 +56,15 @@ struct State {
 }
 
 impl Session {
-    /// Binds a namespace; `Ok(false)` when it was bound before.
-    pub(crate) fn bind(&self, namespace: &Arc<Namespace>) -> Result<bool, Refusal> {
+    /// Binds a namespace under the digest that the client knows it by; `Ok(false)` when it was bound before.
+    pub(crate) fn bind(&self, digest: NamespaceDigest, namespace: &Arc<Namespace>) -> Result<bool, Refusal> {
         let mut state = self.state.lock();
         if state.ended {
             return Err(unknown(self.id));
         }
-        Ok(state.bound.insert(namespace.digest, Arc::clone(namespace)).is_none())
+        Ok(state.bound.insert(digest, Arc::clone(namespace)).is_none())
     }
-    /// A namespace that this session has registered.
+    /// A namespace that this session has registered, by the digest that the client knows it by.
     pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Result<Arc<Namespace>, Refusal> {
         let state = self.state.lock();
         // It had namespaces, and its end took them away.
@@ -97,7 +125,7 @@ impl Sessions {
         Self { max, budget_bytes, inner: RwLock::default() }
     }
     /// Opens one. `ready` is called before anybody can name it.
-    pub(crate) fn open(&self, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
+    pub(crate) fn open(&self, owner: Owner, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
         let mut inner = self.inner.write();
         if inner.shut {
             return Err(draining());
@@ -112,7 +140,7 @@ impl Sessions {
         let id = SessionId::from_random(rand::random());
         ready(id);
         let budget = Budget::new(self.budget_bytes);
-        inner.by_id.insert(id, Arc::new(Session { id, budget, state: Mutex::default() }));
+        inner.by_id.insert(id, Arc::new(Session { id, owner, budget, state: Mutex::default() }));
         Ok(id)
     }
     /// Ends one; false when it had ended.
@@ -132,6 +160,12 @@ impl Sessions {
     /// An open one.
     pub(crate) fn get(&self, id: SessionId) -> Result<Arc<Session>, Refusal> {
         self.inner.read().by_id.get(&id).cloned().ok_or_else(|| unknown(id))
+    }
+    /// An open one of this owner; anybody else's is as unknown as one that never was.
+    pub(crate) fn check_owner(&self, id: SessionId, owner: &Owner) -> Result<(), Refusal> {
+        let session = self.get(id)?;
+        let same = session.owner.caller == owner.caller && session.owner.domain == owner.domain;
+        if same { Ok(()) } else { Err(unknown(id)) }
     }
     pub(crate) fn len(&self) -> usize {
         self.inner.read().by_id.len()

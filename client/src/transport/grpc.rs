@@ -8,8 +8,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tender_proto::{Reason, Refusal, SessionId, v1};
 
-use super::connect::Line as Wire;
 use super::calls::{Stored, refusal, store_client, store_outcomes};
+use super::connect::Line as Wire;
 use super::frames::{Broken, FrameCheck, Progress};
 use super::messages::{Head, Messages};
 use super::staging::Staging;

@@ -14,8 +14,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Service, ServiceExt};
 
-use super::connect::Line;
 use super::calls::{nonsense, refusal};
+use super::connect::Line;
 
 /// Numbers, a digest and an offset: the head of a frame is far below this.
 const MAX_HEAD_BYTES: usize = 256;

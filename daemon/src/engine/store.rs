@@ -144,6 +144,7 @@ impl Core {
             closed => return Err(closed),
         }
         let permit = Permit::take(&self.inflight, &session.budget, ask.bytes).map_err(Door::Refused)?;
+        let permit = permit.counted_in(&namespace.inflight);
         let extent = self.allocate(ask.bytes).ok_or(Door::Refused(Reason::NoSpace))?;
         let id = self.reservations.next_id().map_err(Door::Refused)?;
         let held = self.index.hold(wanted, id, now + self.config.reservation, |place, deadline| {
@@ -161,6 +162,12 @@ impl Core {
         })?;
         if held.began {
             self.deadlines.lock().push_back(Deadline { at: held.deadline, place: held.place, first: id });
+        }
+        if !self.keep_to_quota(namespace) {
+            if let Ok((id, claim)) = self.reservations.abort(session.id, id.get()) {
+                self.index.unhold(claim.place, claim.part, id);
+            }
+            return Err(Door::Refused(Reason::OverQuota));
         }
         Ok(id)
     }

@@ -50,7 +50,7 @@ impl Daemon {
     pub(crate) fn tcp(&self) -> String {
         let tcp = self.app.addresses().iter().find_map(|place| match place {
             Listen::Tcp(at) => Some(at.to_string()),
-            Listen::Unix(_) => None,
+            Listen::Unix(_) | Listen::Tls(_) => None,
         });
         tcp.unwrap()
     }

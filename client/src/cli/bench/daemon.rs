@@ -50,7 +50,9 @@ impl Daemon {
 
     fn wait(&mut self) -> Result<(), ClientError> {
         let start = Instant::now();
-        while !admin::ping(&self.local, &Credentials::default(), Duration::from_secs(1)).is_ok_and(|pong| pong.ready) {
+        while !admin::ping(&self.local, &Credentials::default(), Duration::from_secs(1))
+            .is_ok_and(|pong| pong.ready)
+        {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(failed("tenderd", format!("it ended with {status}; its message is above")));
             }
