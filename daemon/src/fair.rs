@@ -208,9 +208,7 @@ mod tests {
         drop(turn);
         let mut done = [0u64; 3];
         while done[2] < 50 << 20 {
-            let at = waiting
-                .iter_mut()
-                .position(|(_, _, receiver)| matches!(receiver.try_recv(), Ok(turn) if { drop(turn); true }));
+            let at = waiting.iter_mut().position(|(_, _, receiver)| receiver.try_recv().map(drop).is_ok());
             let (tenant, bytes, _) = waiting.remove(at.expect("somebody has the turn"));
             done[tenant] += bytes;
         }

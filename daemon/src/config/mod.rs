@@ -16,7 +16,7 @@ use clap::{CommandFactory, FromArgMatches};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 use crate::engine::{ArenaConfig, EngineConfig};
-use crate::tls::{ClientAuth, TlsConfig};
+pub use crate::tls::{ClientAuth, TlsConfig};
 use flags::{Flags, Settings, TlsSettings};
 pub use flags::{HostPort, Listen, LogFormat};
 

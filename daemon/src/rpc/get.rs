@@ -86,7 +86,12 @@ impl GetStream {
             sent: 0,
             open: Arc::default(),
             timer: None,
-            pace: Pace::new(&shared.fair, &identity.tenant, shared.max_frame_bytes),
+            pace: Pace::new(
+                &shared.fair,
+                &identity.tenant,
+                shared.max_frame_bytes,
+                shared.engine.config().max_lease,
+            ),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
@@ -19,16 +19,24 @@ pub(super) struct Pace {
     fair: Arc<Fair>,
     tenant: Arc<Tenant>,
     frame_bytes: u64,
+    /// Every lease is over by then.
+    give_up: Instant,
     sleeping: Option<Pin<Box<Sleep>>>,
     queued: Option<oneshot::Receiver<Turn>>,
 }
 
 impl Pace {
-    pub(super) fn new(fair: &Arc<Fair>, tenant: &Arc<Tenant>, frame_bytes: usize) -> Self {
+    pub(super) fn new(
+        fair: &Arc<Fair>,
+        tenant: &Arc<Tenant>,
+        frame_bytes: usize,
+        max_lease: Duration,
+    ) -> Self {
         Self {
             fair: Arc::clone(fair),
             tenant: Arc::clone(tenant),
             frame_bytes: frame_bytes as u64,
+            give_up: Instant::now() + max_lease,
             sleeping: None,
             queued: None,
         }
@@ -50,7 +58,7 @@ impl Pace {
                 ready!(sleeping.as_mut().poll(context));
                 self.sleeping = None;
             }
-            if over() {
+            if over() || Instant::now() >= self.give_up {
                 return Poll::Ready(None);
             }
             if let Some(queued) = &mut self.queued {
