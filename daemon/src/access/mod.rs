@@ -77,9 +77,10 @@ impl Identity {
     pub(crate) fn general(&self) -> Rights {
         self.general
     }
-    /// Whether it may do something on at least one namespace that may exist.
+    /// Whether it may store or read something in a namespace that may exist.
     pub(crate) fn may_anywhere(&self) -> bool {
-        self.general != Rights::NONE || !self.tenant.is_uniform()
+        let Rights { read, write, peer, admin: _ } = self.general;
+        read || write || peer || !self.tenant.is_uniform()
     }
     /// Whether [`Identity::general`] says all.
     pub(crate) fn is_uniform(&self) -> bool {

@@ -148,7 +148,11 @@ impl Secure {
     /// A line of the metrics with its number, 0 where it is not there.
     async fn metric(&self, line: &str) -> u64 {
         let (_, text) = http_get(&self.app.admin_address().unwrap(), "/metrics").await.unwrap();
-        let found = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));
+        // Without labels there may be an empty pair of braces.
+        let number = |found: &str| {
+            found.strip_prefix(line)?.trim_start_matches("{}").strip_prefix(' ').map(str::to_owned)
+        };
+        let found = text.lines().find_map(number);
         found.map_or(0, |number| number.parse().unwrap())
     }
 }

@@ -33,9 +33,13 @@ async fn store(session: &RawSession, n: u64) {
     session.must_store(&model(), fixture::chunk(n), PART, fixture::full(&model())).await;
 }
 
+/// Asks one by one, so that the first is the oldest after it as well.
 async fn states(session: &RawSession, chunks: std::ops::Range<u64>) -> Vec<ChunkState> {
-    let chunks: Vec<_> = chunks.map(fixture::chunk).collect();
-    session.states(model().digest(), &chunks).await
+    let mut states = Vec::new();
+    for n in chunks {
+        states.extend(session.states(model().digest(), &[fixture::chunk(n)]).await);
+    }
+    states
 }
 
 /// Why one chunk could not be reserved.
@@ -89,6 +93,7 @@ async fn a_number_of_chunks_is_kept_to_and_what_is_in_use_is_not_evicted_for_mor
     let counted = "tender_access_refusals_total{tenant=\"a\",reason=\"over_quota\"}";
     assert_eq!(daemon.metric(counted).await, 1);
     a.release(&[lease.id]).await.unwrap();
+    assert_eq!(states(&a, 0..2).await, [Ready, Ready]);
     store(&a, 2).await;
     assert_eq!(states(&a, 0..3).await, [Miss, Ready, Ready]);
     daemon.app.engine().audit().unwrap();
