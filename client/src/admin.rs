@@ -7,12 +7,12 @@ use serde::Serialize;
 use tender_proto::limits::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use tender_proto::v1::admin_client::AdminClient;
 use tender_proto::{BootId, Descriptor, NamespaceDigest, Reason, Refusal, v1};
-use tonic::transport::Channel;
 
 use crate::config::Address;
+use crate::credentials::Credentials;
 use crate::error::ClientError;
 use crate::runtime;
-use crate::transport::connect::connect;
+use crate::transport::connect::{Line, connect};
 
 /// What a daemon says about itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -127,8 +127,9 @@ pub struct Dropped {
 }
 
 /// Asks whether a daemon is there.
-pub fn ping(address: &Address, limit: Duration) -> Result<Pong, ClientError> {
-    let answer = ask(address, limit, |mut admin| async move { admin.ping(v1::PingRequest {}).await })?;
+pub fn ping(address: &Address, credentials: &Credentials, limit: Duration) -> Result<Pong, ClientError> {
+    let answer =
+        ask(address, credentials, limit, |mut admin| async move { admin.ping(v1::PingRequest {}).await })?;
     Ok(Pong {
         daemon_version: answer.daemon_version,
         protocol_version: answer.protocol_version,
@@ -140,8 +141,13 @@ pub fn ping(address: &Address, limit: Duration) -> Result<Pong, ClientError> {
 }
 
 /// Asks what a daemon holds.
-pub fn stats(address: &Address, limit: Duration) -> Result<DaemonStats, ClientError> {
-    let answer = ask(address, limit, |mut admin| async move { admin.stats(v1::StatsRequest {}).await })?;
+pub fn stats(
+    address: &Address,
+    credentials: &Credentials,
+    limit: Duration,
+) -> Result<DaemonStats, ClientError> {
+    let answer =
+        ask(address, credentials, limit, |mut admin| async move { admin.stats(v1::StatsRequest {}).await })?;
     Ok(DaemonStats {
         arena_bytes: answer.arena_bytes,
         arena_used_bytes: answer.arena_used_bytes,
@@ -159,28 +165,34 @@ pub fn stats(address: &Address, limit: Duration) -> Result<DaemonStats, ClientEr
 }
 
 /// Makes a daemon forget.
-pub fn reset(address: &Address, scope: ResetScope, limit: Duration) -> Result<Dropped, ClientError> {
+pub fn reset(
+    address: &Address,
+    credentials: &Credentials,
+    scope: ResetScope,
+    limit: Duration,
+) -> Result<Dropped, ClientError> {
     let request = match scope {
         ResetScope::Namespace(digest) => {
             v1::ResetRequest { namespace: Bytes::copy_from_slice(digest.as_bytes()), all: false }
         }
         ResetScope::All => v1::ResetRequest { namespace: Bytes::new(), all: true },
     };
-    let answer = ask(address, limit, |mut admin| async move { admin.reset(request).await })?;
+    let answer = ask(address, credentials, limit, |mut admin| async move { admin.reset(request).await })?;
     Ok(Dropped { chunks: answer.dropped_chunks, fenced_reservations: answer.fenced_reservations })
 }
 
 fn ask<T: Send + 'static, F>(
     address: &Address,
+    credentials: &Credentials,
     limit: Duration,
-    call: impl FnOnce(AdminClient<Channel>) -> F + Send + 'static,
+    call: impl FnOnce(AdminClient<Line>) -> F + Send + 'static,
 ) -> Result<T, ClientError>
 where
     F: Future<Output = Result<tonic::Response<T>, tonic::Status>> + Send,
 {
-    let to = address.clone();
+    let (to, shown) = (address.clone(), credentials.clone());
     let asking = async move {
-        let channel = connect(&to, limit).await?;
+        let channel = connect(&to, &shown, limit).await?;
         let admin = AdminClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let answer = call(admin).await.map_err(|status| Refusal::from_status(&status))?;
         Ok::<_, Refusal>(answer.into_inner())

@@ -126,7 +126,8 @@ impl Client {
     /// anything that was stored before. Works without a session.
     pub fn reset(&self, namespace: NamespaceDigest) -> Result<admin::Dropped, ClientError> {
         let config = &self.shared.config;
-        admin::reset(&config.address, admin::ResetScope::Namespace(namespace), config.reset_deadline)
+        let scope = admin::ResetScope::Namespace(namespace);
+        admin::reset(&config.address, &config.credentials(), scope, config.reset_deadline)
     }
 
     /// This moment's numbers.

@@ -1,5 +1,6 @@
 //! What a user may choose, its defaults (each in one place: the `Default` impls here), and its checks.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -8,12 +9,14 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::credentials::{Credentials, TlsConfig};
 use crate::error::ClientError;
 
 /// Where a daemon is looked for when nobody says: the place its packages and manifests use.
 pub const DEFAULT_ADDRESS: &str = "unix:/run/tender/tenderd.sock";
 
-/// Where a daemon listens: `unix:/path`, or `tcp://host:port` (`http://` means the same).
+/// Where a daemon listens: `unix:/path`, `tls://host:port` (`https://` means the same), or `tcp://host:port` without
+/// encryption (`http://` means the same).
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
@@ -26,6 +29,13 @@ pub enum Address {
         /// Never 0.
         port: u16,
     },
+    /// A TCP port that speaks TLS; see [`ClientConfig::tls`].
+    Tls {
+        /// Name or address; an IPv6 address without its brackets.
+        host: String,
+        /// Never 0.
+        port: u16,
+    },
 }
 
 impl Address {
@@ -33,7 +43,7 @@ impl Address {
         ClientError::Config { key: "address", value: text.to_owned(), advice }
     }
 
-    fn parse_tcp(text: &str, rest: &str) -> Result<Self, ClientError> {
+    fn parse_host(text: &str, rest: &str) -> Result<(String, u16), ClientError> {
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = rest
             .rsplit_once(':')
@@ -47,7 +57,7 @@ impl Address {
             return Err(Self::refuse(text, "the host is a name or an address, without path or user"));
         }
         match port.parse() {
-            Ok(port) if port != 0 => Ok(Self::Tcp { host: host.to_owned(), port }),
+            Ok(port) if port != 0 => Ok((host.to_owned(), port)),
             _ => Err(Self::refuse(text, "the port is a number from 1 to 65535")),
         }
     }
@@ -65,9 +75,12 @@ impl FromStr for Address {
                 _ => Err(Self::refuse(text, "name the socket by its absolute path: unix:/path")),
             };
         }
+        if let Some(rest) = text.strip_prefix("tls://").or_else(|| text.strip_prefix("https://")) {
+            return Self::parse_host(text, rest).map(|(host, port)| Self::Tls { host, port });
+        }
         match text.strip_prefix("tcp://").or_else(|| text.strip_prefix("http://")) {
-            Some(rest) => Self::parse_tcp(text, rest),
-            None => Err(Self::refuse(text, "write unix:/path or tcp://host:port")),
+            Some(rest) => Self::parse_host(text, rest).map(|(host, port)| Self::Tcp { host, port }),
+            None => Err(Self::refuse(text, "write unix:/path, tls://host:port or tcp://host:port")),
         }
     }
 }
@@ -90,10 +103,14 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp://{}:{port}", bracketed(host)),
+            Self::Tls { host, port } => write!(f, "tls://{}:{port}", bracketed(host)),
         }
     }
+}
+
+fn bracketed(host: &str) -> Cow<'_, str> {
+    if host.contains(':') { format!("[{host}]").into() } else { host.into() }
 }
 
 /// How bytes travel.
@@ -200,6 +217,10 @@ pub struct ClientConfig {
     pub verify_shm_reads: bool,
     /// How copies from and to a GPU are made.
     pub device: DeviceConfig,
+    /// Certificates for a `tls://` address.
+    pub tls: TlsConfig,
+    /// File whose one line is this client's bearer token. Sent over TLS and Unix sockets only.
+    pub token_file: Option<PathBuf>,
 }
 
 impl Default for ClientConfig {
@@ -228,6 +249,8 @@ impl Default for ClientConfig {
             breaker: BreakerConfig::default(),
             verify_shm_reads: false,
             device: DeviceConfig::default(),
+            tls: TlsConfig::default(),
+            token_file: None,
         }
     }
 }
@@ -236,6 +259,11 @@ impl ClientConfig {
     /// The defaults, for this daemon.
     pub fn new(address: Address) -> Self {
         Self { address, ..Self::default() }
+    }
+
+    /// What it shows the daemon.
+    pub fn credentials(&self) -> Credentials {
+        Credentials { tls: self.tls.clone(), token_file: self.token_file.clone() }
     }
 
     /// Refuses values that cannot work, naming the key.
@@ -276,6 +304,14 @@ impl ClientConfig {
             return Err(refuse("staging_bytes", 0, "give room for at least a few chunks"));
         }
         self.device.check()?;
+        self.tls.check()?;
+        if let (Address::Tcp { .. }, Some(file)) = (&self.address, &self.token_file) {
+            return Err(refuse(
+                "token_file",
+                file.display(),
+                "a token is not sent in the clear: use tls:// or unix:",
+            ));
+        }
         if self.breaker.failures == 0 {
             return Err(refuse("breaker.failures", 0, "let at least 1 call fail"));
         }
@@ -374,6 +410,8 @@ mod tests {
             ("tcp://localhost:7070", "tcp://localhost:7070"),
             ("http://10.0.0.1:1/", "tcp://10.0.0.1:1"),
             ("tcp://[::1]:7070", "tcp://[::1]:7070"),
+            ("tls://tender.example:7070", "tls://tender.example:7070"),
+            ("https://[::1]:7070", "tls://[::1]:7070"),
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), canonical);
@@ -394,7 +432,8 @@ mod tests {
             "tcp://h:70000",
             "tcp://::1:7070",
             "http://user@h:1",
-            "https://h:1",
+            "tls://h",
+            "ftp://h:1",
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("address"), "{text}: {error}");
@@ -442,6 +481,14 @@ mod tests {
             (|c| c.store_queue = 0, "store_queue"),
             (|c| c.staging_bytes = ByteSize::b(0), "staging_bytes"),
             (|c| c.breaker.failures = 0, "breaker.failures"),
+            (|c| c.tls.cert = Some("/c.pem".into()), "tls.cert"),
+            (
+                |c| {
+                    c.address = "tcp://h:1".parse().unwrap();
+                    c.token_file = Some("/t".into());
+                },
+                "token_file",
+            ),
             (|c| c.device.ring_bytes = ByteSize::b(0), "device.ring_bytes"),
             (|c| c.device.side_percent = 0, "device.side_percent"),
         ];

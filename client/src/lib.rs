@@ -24,6 +24,7 @@ mod client;
 mod config;
 pub mod copy;
 mod counters;
+mod credentials;
 mod error;
 #[cfg(test)]
 mod fake;
@@ -52,6 +53,7 @@ pub use config::{
     Address, BreakerConfig, ClientConfig, DEFAULT_ADDRESS, DeviceConfig, DigestBy, TransportChoice,
 };
 pub use counters::Counters;
+pub use credentials::{Credentials, TlsConfig};
 pub use error::ClientError;
 pub use hash::Uncacheable;
 pub use load::LoadDone;

@@ -208,7 +208,7 @@ impl Drop for EndGuard<'_> {
 async fn open(shared: &Shared) -> Result<(Arc<Session>, Streaming<v1::SessionEvent>), Refusal> {
     let config = &shared.config;
     let limit = config.connect_deadline;
-    let channel = connect(&config.address, limit).await?;
+    let channel = connect(&config.address, &config.credentials(), limit).await?;
     let mut store = store_client(channel);
     let request = v1::SessionRequest {
         client_name: config.client_name.clone(),
@@ -250,7 +250,9 @@ async fn choose_transport(
     let config = &shared.config;
     let wanted = config.staging_bytes.as_u64();
     let attached = match (&config.address, config.transport) {
-        (_, TransportChoice::Grpc) | (Address::Tcp { .. }, TransportChoice::Auto) => None,
+        (_, TransportChoice::Grpc) | (Address::Tcp { .. } | Address::Tls { .. }, TransportChoice::Auto) => {
+            None
+        }
         (Address::Unix(_), TransportChoice::Auto) if !opened.shm_offered => None,
         (Address::Unix(path), choice) => {
             let staging = wanted.min(limits.max_staging_bytes);
@@ -264,7 +266,7 @@ async fn choose_transport(
                 Err(why) => return Err(why),
             }
         }
-        (Address::Tcp { .. }, TransportChoice::Shm) => {
+        (Address::Tcp { .. } | Address::Tls { .. }, TransportChoice::Shm) => {
             return Err(Refusal::new(
                 Reason::Unsupported,
                 format!("shared memory over {}", config.address),
@@ -277,7 +279,9 @@ async fn choose_transport(
         None => {
             // Bulk frames get a connection of their own, or small calls would wait behind them.
             let (address, deadline) = (config.address.clone(), config.connect_deadline);
-            let connecting = shared.bulk.spawn(async move { connect(&address, deadline).await });
+            let credentials = config.credentials();
+            let connecting =
+                shared.bulk.spawn(async move { connect(&address, &credentials, deadline).await });
             let bulk = connecting.await.unwrap_or_else(|_| Err(nonsense("a connection that panics")))?;
             Arc::new(grpc::Grpc::new(bulk, calls.session(), wanted, limits)?)
         }

@@ -70,6 +70,7 @@ fn filled() -> Result<Filled, Box<dyn Error>> {
         layout_fingerprint: [0; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: 1,
+        domain: String::new(),
     };
     let session = engine.open_session("bench", 0)?;
     let namespace = engine.register(session, descriptor.clone(), descriptor.digest(), None)?;

@@ -44,6 +44,8 @@ impl Budget {
 pub(crate) struct Permit {
     all: Arc<Budget>,
     session: Arc<Budget>,
+    /// Of the chunk's namespace, where somebody counts that too.
+    namespace: Option<Arc<Budget>>,
     bytes: u64,
 }
 
@@ -57,7 +59,14 @@ impl Permit {
             session.give(bytes);
             return Err(Reason::Throttled);
         }
-        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), bytes })
+        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), namespace: None, bytes })
+    }
+    /// Counts the bytes as a namespace's too, whose budget has no limit.
+    pub(crate) fn counted_in(mut self, namespace: &Arc<Budget>) -> Self {
+        if namespace.take(self.bytes) {
+            self.namespace = Some(Arc::clone(namespace));
+        }
+        self
     }
     /// How many.
     pub(crate) fn bytes(&self) -> u64 {
@@ -69,6 +78,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.all.give(self.bytes);
         self.session.give(self.bytes);
+        if let Some(namespace) = &self.namespace {
+            namespace.give(self.bytes);
+        }
     }
 }
 

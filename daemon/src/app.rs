@@ -13,19 +13,24 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tender_proto::{BootId, Refusal};
 use tokio::sync::{Semaphore, watch};
 
+use crate::access::Access;
+use crate::access::policy::PolicyError;
 use crate::admin::{Admin, Sources};
 use crate::clock::SystemClock;
 use crate::config::{Config, Listen};
 use crate::doors::{Accepting, Door, Place};
 use crate::engine::{Engine, StartError};
+use crate::fair::Fair;
 use crate::fds;
 use crate::metrics::Metrics;
+use crate::reload::Reload;
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
 use crate::takeover::{self, Entrance, TakeOverError, Terms};
 use crate::task::{Task, blocking, spawn};
 use crate::tier::Stack;
+use crate::tls::{Tls, TlsError};
 pub use hand_over::{HandedOver, Successor};
 
 /// How often ended leases and reservations are looked for.
@@ -59,6 +64,12 @@ pub enum AppError {
     /// The tiers below the arena cannot work.
     #[error("cannot use the tiers below the arena: {0}")]
     Tiers(Refusal),
+    /// The policy cannot be used.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
     System {
@@ -91,6 +102,21 @@ pub struct RunningApp {
     /// Where a successor comes to.
     entrance: Option<Entrance>,
     doors: Arc<[Door]>,
+    tls: Option<Arc<Tls>>,
+}
+
+/// What decides who gets in and what they may do.
+struct Guards {
+    access: Arc<Access>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Guards {
+    fn load(config: &Config) -> Result<Self, AppError> {
+        let access = Arc::new(Access::load(config.policy.clone())?);
+        let tls = config.tls.clone().map(Tls::load).transpose()?.map(Arc::new);
+        Ok(Self { access, tls })
+    }
 }
 
 impl RunningApp {
@@ -98,6 +124,8 @@ impl RunningApp {
     /// configuration says so, both come from the daemon that runs there.
     pub async fn start(config: Config) -> Result<Self, AppError> {
         raise_open_files();
+        // Before anything is taken from a daemon that runs: with these it would be for nothing.
+        Guards::load(&config)?;
         let taken = if config.take_over { takeover::take(&config).await? } else { None };
         match taken {
             Some(taken) => Self::succeed(config, taken).await,
@@ -122,6 +150,8 @@ impl RunningApp {
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
         let stack_slot = Arc::new(OnceLock::new());
+        let Guards { access, tls } = Guards::load(&config)?;
+        metrics.count_access(&access);
         let mut admin = None;
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
@@ -142,6 +172,7 @@ impl RunningApp {
         let stop = |_: &AppError| _ = phase.send_replace(Phase::Stopped);
         let resident = arena.is_some();
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
+        engine.set_quotas(access.quotas());
         _ = slot.set(Arc::clone(&engine));
         let stack = tiers::open(&config, &engine).await.inspect_err(stop)?;
         if let Some(stack) = &stack {
@@ -150,6 +181,8 @@ impl RunningApp {
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
             stack: stack.clone(),
+            access,
+            fair: Fair::new(config.worker_threads),
             metrics,
             phase: watched,
             resets: watch::Sender::new(0),
@@ -174,6 +207,7 @@ impl RunningApp {
             entrance: None,
             doors,
             config,
+            tls,
         };
         app.open_doors(&shared)?;
         app.help();
@@ -188,10 +222,17 @@ impl RunningApp {
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
             if let Some(address) = door.address().map_err(failed)? {
-                self.serve(shared, door.accepting().map_err(failed)?);
+                self.serve(shared, door.accepting().map_err(failed)?)?;
                 self.addresses.push(address);
             }
         }
+        let reload = Reload {
+            tls: self.tls.clone(),
+            access: Arc::clone(&shared.access),
+            engine: Arc::clone(&self.engine),
+            metrics: Arc::clone(&shared.metrics),
+        };
+        self.helpers.push(spawn("reload", reload.watch()));
         let terms = Terms {
             arena_place: self.config.engine.arena.place.clone(),
             arena_bytes: self.config.engine.arena.bytes,
@@ -204,7 +245,7 @@ impl RunningApp {
         Ok(())
     }
 
-    fn serve(&mut self, shared: &Arc<Shared>, accepting: Accepting) {
+    fn serve(&mut self, shared: &Arc<Shared>, accepting: Accepting) -> Result<(), AppError> {
         let mut watched = self.phase.subscribe();
         let stop = async move { _ = watched.wait_for(|phase| *phase == Phase::Stopped).await };
         let shared = Arc::clone(shared);
@@ -222,8 +263,16 @@ impl RunningApp {
             Accepting::Tcp(tcp) => {
                 spawn("tcp server", async move { ended(server::serve_tcp(shared, tcp, stop).await) })
             }
+            Accepting::Tls(tcp) => {
+                // The configuration has no such place without certificates.
+                let tls = self.tls.clone().ok_or_else(|| {
+                    AppError::system("TLS without a certificate")(io::ErrorKind::InvalidInput.into())
+                })?;
+                spawn("tls server", async move { ended(server::serve_tls(shared, tcp, tls, stop).await) })
+            }
         };
         self.servers.push(server);
+        Ok(())
     }
 
     /// Verifies at the configured rate. A chunk is read as a whole, so what was read too much is waited for.

@@ -19,6 +19,7 @@ use crate::fds;
 pub(crate) enum Place {
     Unix(PathBuf),
     Tcp(HostPort),
+    Tls(HostPort),
     /// Probes and metrics.
     Admin(HostPort),
 }
@@ -42,6 +43,7 @@ enum Sockets {
 pub(crate) enum Accepting {
     Unix { grpc: tokio::net::UnixListener, fds: tokio::net::UnixListener },
     Tcp(tokio::net::TcpListener),
+    Tls(tokio::net::TcpListener),
 }
 
 impl Place {
@@ -50,6 +52,7 @@ impl Place {
         let listen = config.listen.iter().map(|listen| match listen {
             Listen::Unix(path) => Self::Unix(path.clone()),
             Listen::Tcp(address) => Self::Tcp(address.clone()),
+            Listen::Tls(address) => Self::Tls(address.clone()),
         });
         listen.chain(config.admin.clone().map(Self::Admin)).collect()
     }
@@ -58,11 +61,15 @@ impl Place {
         match kind {
             v1::TakeOverKind::Unix => match configured.parse().ok()? {
                 Listen::Unix(path) => Some(Self::Unix(path)),
-                Listen::Tcp(_) => None,
+                Listen::Tcp(_) | Listen::Tls(_) => None,
             },
             v1::TakeOverKind::Tcp => match configured.parse().ok()? {
                 Listen::Tcp(address) => Some(Self::Tcp(address)),
-                Listen::Unix(_) => None,
+                Listen::Unix(_) | Listen::Tls(_) => None,
+            },
+            v1::TakeOverKind::Tls => match configured.parse().ok()? {
+                Listen::Tls(address) => Some(Self::Tls(address)),
+                Listen::Unix(_) | Listen::Tcp(_) => None,
             },
             v1::TakeOverKind::Admin => Some(Self::Admin(configured.parse().ok()?)),
             v1::TakeOverKind::Unspecified => None,
@@ -75,6 +82,7 @@ impl std::fmt::Display for Place {
         match self {
             Self::Unix(path) => Listen::Unix(path.clone()).fmt(f),
             Self::Tcp(address) => Listen::Tcp(address.clone()).fmt(f),
+            Self::Tls(address) => Listen::Tls(address.clone()).fmt(f),
             Self::Admin(address) => write!(f, "{address} (admin)"),
         }
     }
@@ -96,7 +104,7 @@ impl Door {
                 files.push(SocketFile::of(&fd_path)?);
                 Sockets::Unix { grpc, fds }
             }
-            Place::Tcp(address) | Place::Admin(address) => {
+            Place::Tcp(address) | Place::Tls(address) | Place::Admin(address) => {
                 Sockets::Tcp(tokio::net::TcpListener::bind(address.as_str()).await?.into_std()?)
             }
         };
@@ -114,7 +122,7 @@ impl Door {
                 let sockets = Sockets::Unix { grpc: next()?.into(), fds: next()?.into() };
                 (sockets, vec![SocketFile::of(path)?, SocketFile::of(&fd_socket_path(path))?])
             }
-            Place::Tcp(_) | Place::Admin(_) => (Sockets::Tcp(next()?.into()), Vec::new()),
+            Place::Tcp(_) | Place::Tls(_) | Place::Admin(_) => (Sockets::Tcp(next()?.into()), Vec::new()),
         };
         // Whoever takes it over decides later whether the files are its own.
         files.iter().for_each(SocketFile::leave);
@@ -157,7 +165,10 @@ impl Door {
                 grpc: tokio::net::UnixListener::from_std(grpc.try_clone()?)?,
                 fds: tokio::net::UnixListener::from_std(fds.try_clone()?)?,
             },
-            Sockets::Tcp(tcp) => Accepting::Tcp(tokio::net::TcpListener::from_std(tcp.try_clone()?)?),
+            Sockets::Tcp(tcp) => {
+                let tcp = tokio::net::TcpListener::from_std(tcp.try_clone()?)?;
+                if matches!(self.place, Place::Tls(_)) { Accepting::Tls(tcp) } else { Accepting::Tcp(tcp) }
+            }
         })
     }
     /// The same for the admin thread.
@@ -171,7 +182,8 @@ impl Door {
     pub(crate) fn address(&self) -> io::Result<Option<Listen>> {
         Ok(match (&self.place, &self.sockets) {
             (Place::Unix(path), _) => Some(Listen::Unix(path.clone())),
-            (Place::Tcp(_), Sockets::Tcp(tcp)) => Some(tcp_place(tcp.local_addr()?)?),
+            (Place::Tcp(_), Sockets::Tcp(tcp)) => Some(tcp_place("tcp", tcp.local_addr()?)?),
+            (Place::Tls(_), Sockets::Tcp(tcp)) => Some(tcp_place("tls", tcp.local_addr()?)?),
             _ => None,
         })
     }
@@ -181,6 +193,7 @@ impl Door {
         let (kind, configured) = match &self.place {
             Place::Unix(path) => (v1::TakeOverKind::Unix, Listen::Unix(path.clone()).to_string()),
             Place::Tcp(address) => (v1::TakeOverKind::Tcp, Listen::Tcp(address.clone()).to_string()),
+            Place::Tls(address) => (v1::TakeOverKind::Tls, Listen::Tls(address.clone()).to_string()),
             Place::Admin(address) => (v1::TakeOverKind::Admin, address.to_string()),
         };
         v1::TakeOverPlace { kind: kind.into(), configured }
@@ -198,8 +211,8 @@ impl Door {
     }
 }
 
-fn tcp_place(real: SocketAddr) -> io::Result<Listen> {
-    format!("tcp://{real}").parse().map_err(|_| io::ErrorKind::AddrNotAvailable.into())
+fn tcp_place(scheme: &str, real: SocketAddr) -> io::Result<Listen> {
+    format!("{scheme}://{real}").parse().map_err(|_| io::ErrorKind::AddrNotAvailable.into())
 }
 
 /// A socket's file. Removed with this, unless it is another daemon's, or somebody has put another one there meanwhile.

@@ -110,6 +110,11 @@ async fn hand_over(packet: &[u8], peer: UCred, engine: Arc<Engine>) -> Result<Ha
         engine.count_refusal(Reason::NotOwner);
         return Err(Reason::NotOwner);
     }
+    if let Err(reason) = engine.may_attach(session, uid) {
+        tracing::warn!(target: "tender::audit", uid, pid, %session, %reason, "no shared memory for this process");
+        engine.count_refusal(reason);
+        return Err(reason);
+    }
     // Reserving a large region takes a while.
     let given = blocking("staging", move || engine.attach_staging(session, staging_bytes)).await;
     let given = given.unwrap_or(Err(Reason::Internal));

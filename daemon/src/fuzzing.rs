@@ -9,8 +9,10 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::body::Body;
 
+use crate::access::Access;
 pub use crate::arena::forge::{Places, places, seal_header, seal_record};
 use crate::engine::Engine;
+use crate::fair::Fair;
 use crate::metrics::Metrics;
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
@@ -30,6 +32,8 @@ impl InProcess {
         let shared = Shared {
             engine,
             stack: None,
+            access: Arc::new(Access::open()),
+            fair: Fair::new(2),
             metrics: Arc::new(Metrics::new()),
             phase,
             resets: watch::Sender::new(0),

@@ -11,6 +11,7 @@
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
 //! (phases and signals), `bus_error` (the last words), `admin` (probes and metrics over HTTP).
+//! `tls` (certificates), `access` (identities, policy, audit), `fair` (turns between tenants), `reload` (changed files).
 //! For the fuzz targets of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
 //! tests break).
@@ -25,11 +26,13 @@ pub mod fault;
 pub mod fuzzing;
 pub mod shutdown;
 
+mod access;
 mod admin;
 mod admission;
 mod bus_error;
 mod counters;
 mod doors;
+mod fair;
 mod fds;
 mod ids;
 mod index;
@@ -39,6 +42,7 @@ mod metrics;
 mod models;
 mod namespace;
 mod recent;
+mod reload;
 mod reservation;
 mod rpc;
 mod run;
@@ -48,5 +52,6 @@ mod sync;
 mod takeover;
 mod task;
 mod tier;
+mod tls;
 
 pub use run::run;

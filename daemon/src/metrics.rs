@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -10,12 +11,14 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabel, EncodeLabelSet, EncodeMetric, LabelSetEncoder,
 };
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use tender_proto::Reason;
 
+use crate::access::Access;
 use crate::engine::{Engine, Stats};
 use crate::tier::{Stack, TierStats};
 
@@ -26,6 +29,19 @@ pub(crate) enum Path {
     Shm,
     /// Over a gRPC stream.
     Grpc,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Reloaded {
+    what: &'static str,
+    outcome: &'static str,
+}
+
+impl EncodeLabelSet for Reloaded {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> std::fmt::Result {
+        ("what", self.what).encode(encoder.encode_label())?;
+        ("outcome", self.outcome).encode(encoder.encode_label())
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -44,6 +60,9 @@ pub(crate) struct Metrics {
     received_grpc_bytes: AtomicU64,
     sent_shm_bytes: AtomicU64,
     sent_grpc_bytes: AtomicU64,
+    failed_handshakes: AtomicU64,
+    reloads: Family<Reloaded, Counter>,
+    access: OnceLock<Arc<Access>>,
     calls: Family<Call, Histogram, fn() -> Histogram>,
 }
 
@@ -56,8 +75,24 @@ impl Metrics {
             received_grpc_bytes: AtomicU64::new(0),
             sent_shm_bytes: AtomicU64::new(0),
             sent_grpc_bytes: AtomicU64::new(0),
+            failed_handshakes: AtomicU64::new(0),
+            reloads: Family::default(),
+            access: OnceLock::new(),
             calls: Family::new_with_constructor(histogram),
         }
+    }
+    /// A TLS connection did not come about.
+    pub(crate) fn handshake_failed(&self) {
+        self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+    /// Changed files were read, or refused.
+    pub(crate) fn reloaded(&self, what: &'static str, used: bool) {
+        let outcome = if used { "used" } else { "refused" };
+        self.reloads.get_or_create(&Reloaded { what, outcome }).inc();
+    }
+    /// Where refusals by tenant are counted.
+    pub(crate) fn count_access(&self, access: &Arc<Access>) {
+        _ = self.access.set(Arc::clone(access));
     }
     /// A call was answered.
     pub(crate) fn call(&self, call: &'static str, took: Duration) {
@@ -83,12 +118,19 @@ impl Metrics {
     pub(crate) fn render(&self, engine: Option<&Engine>, stack: Option<&Stack>) -> String {
         let mut registry = Registry::default();
         registry.register("tender_call_seconds", "Time to answer a call", self.calls.clone());
+        registry.register(
+            "tender_reloads",
+            "Changed certificates and policies that were read again",
+            self.reloads.clone(),
+        );
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         registry.register_collector(Box::new(Snapshot {
             received_shm_bytes: read(&self.received_shm_bytes),
             received_grpc_bytes: read(&self.received_grpc_bytes),
             sent_shm_bytes: read(&self.sent_shm_bytes),
             sent_grpc_bytes: read(&self.sent_grpc_bytes),
+            failed_handshakes: read(&self.failed_handshakes),
+            access_refusals: self.access.get().map(|access| access.refusals()).unwrap_or_default(),
             engine: engine.map(Engine::stats),
             tiers: stack.map(Stack::stats).unwrap_or_default(),
         }));
@@ -110,6 +152,8 @@ struct Snapshot {
     received_grpc_bytes: u64,
     sent_shm_bytes: u64,
     sent_grpc_bytes: u64,
+    failed_handshakes: u64,
+    access_refusals: Vec<(String, Reason, u64)>,
     engine: Option<Stats>,
     tiers: Vec<TierStats>,
 }
@@ -128,6 +172,19 @@ impl Collector for Snapshot {
             "Payload for readers: sent over the network, or told where it lies in shared memory",
             &["path"],
             [(vec!["shm".into()], self.sent_shm_bytes), (vec!["grpc".into()], self.sent_grpc_bytes)],
+        )?;
+        out.counters(
+            "tender_failed_tls_handshakes",
+            "TLS connections that did not come about: wrong authority, expired, none shown, not TLS",
+            &[],
+            [(Vec::new(), self.failed_handshakes)],
+        )?;
+        let refusals = self.access_refusals.iter();
+        out.counters(
+            "tender_access_refusals",
+            "What the policy refused, by tenant and reason; - for callers of no tenant",
+            &["tenant", "reason"],
+            refusals.map(|(tenant, reason, count)| (vec![tenant.clone(), reason.label().into()], *count)),
         )?;
         if let Some(stats) = &self.engine {
             engine_metrics(&mut out, stats)?;

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use hashbrown::HashMap;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
 
+use crate::admission::Budget;
 use crate::arena::catalogue::{Catalogue, NamespaceEntry, OldNamespace};
 use crate::counters::ReasonCounts;
 use crate::sync::RwLock;
@@ -32,6 +33,8 @@ pub(crate) struct Namespace {
     pub(crate) entry: Option<NamespaceEntry>,
     /// Sessions that have registered it.
     bound_sessions: AtomicU32,
+    /// Bytes of its parts that are reserved or wait for others of their chunk; without a limit of its own.
+    pub(crate) inflight: Arc<Budget>,
     /// What is stored in it and was asked of it.
     pub(crate) counters: NamespaceCounters,
 }
@@ -58,6 +61,7 @@ impl Namespace {
             epoch: AtomicU32::new(epoch),
             entry,
             bound_sessions: AtomicU32::new(0),
+            inflight: Budget::new(u64::MAX),
             counters: NamespaceCounters::default(),
         }
     }
@@ -97,7 +101,8 @@ pub(crate) struct Namespaces {
 struct Inner {
     next_index: u32,
     by_digest: HashMap<NamespaceDigest, Arc<Namespace>>,
-    by_name: HashMap<String, NamespaceDigest>,
+    /// Names belong to a domain: what others have named is nobody's business.
+    by_name: HashMap<(String, String), NamespaceDigest>,
 }
 
 impl Namespaces {
@@ -111,10 +116,12 @@ impl Namespaces {
     }
 
     /// Makes a namespace known, or finds it, and counts one more session bound to it unless `bound` says that
-    /// this session is counted already.
+    /// this session is counted already. `claimed` is what the client computed, without a domain; the namespace is that
+    /// of `domain`.
     pub(crate) fn register(
         &self,
         descriptor: Descriptor,
+        domain: &str,
         claimed: NamespaceDigest,
         pinned_name: Option<&str>,
         bound: impl FnOnce(&Arc<Namespace>) -> Result<bool, Refusal>,
@@ -129,13 +136,18 @@ impl Namespaces {
                  digest: use the same version of both, and one namespace for each geometry",
             ));
         }
+        // One that names a domain was made by this daemon or another one, which may.
+        let domain = if descriptor.domain.is_empty() { domain } else { "" };
+        let descriptor = if domain.is_empty() { descriptor } else { descriptor.in_domain(domain) };
+        let digest = if domain.is_empty() { digest } else { descriptor.digest() };
+        let pinned_name = pinned_name.map(|name| (descriptor.domain.clone(), name.to_owned()));
         let mut inner = self.inner.write();
-        if let Some(name) = pinned_name
+        if let Some(name) = &pinned_name
             && let Some(other) = inner.by_name.get(name).filter(|&&other| other != digest)
         {
             return Err(Refusal::new(
                 Reason::NamespaceConflict,
-                format!("the name '{}' for the namespace {digest}", name.escape_debug()),
+                format!("the name '{}' for the namespace {digest}", name.1.escape_debug()),
                 format!(
                     "it is bound to {other}: choose another name, or give both engines the same geometry"
                 ),
@@ -150,7 +162,7 @@ impl Namespaces {
             namespace.bound_sessions.fetch_add(1, Ordering::AcqRel);
         }
         if let Some(name) = pinned_name {
-            inner.by_name.insert(name.to_owned(), digest);
+            inner.by_name.insert(name, digest);
         }
         Ok(digest)
     }
@@ -159,11 +171,16 @@ impl Namespaces {
     pub(crate) fn get(&self, digest: NamespaceDigest) -> Option<Arc<Namespace>> {
         self.inner.read().by_digest.get(&digest).cloned()
     }
+    /// Those of one domain.
+    pub(crate) fn in_domain(&self, domain: &str) -> Vec<Arc<Namespace>> {
+        let inner = self.inner.read();
+        inner.by_digest.values().filter(|namespace| namespace.descriptor.domain == domain).cloned().collect()
+    }
     /// All of them in the order of their registration, with the operator's names.
     pub(crate) fn list(&self) -> Vec<(Arc<Namespace>, Option<String>)> {
         let inner = self.inner.read();
         let name_of =
-            |digest| inner.by_name.iter().find(|&(_, &d)| d == digest).map(|(name, _)| name.clone());
+            |digest| inner.by_name.iter().find(|&(_, &d)| d == digest).map(|((_, name), _)| name.clone());
         let mut all: Vec<_> =
             inner.by_digest.values().map(|ns| (Arc::clone(ns), name_of(ns.digest))).collect();
         all.sort_unstable_by_key(|(namespace, _)| namespace.index);

@@ -36,7 +36,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => {
             // Log and terminal are the same stream: once is enough.
             tracing::error!("cannot start: {error}");
-            ExitCode::from(CANNOT_START)
+            match error {
+                AppError::Policy(_) | AppError::Tls(_) => ExitCode::from(BAD_CONFIG),
+                _ => ExitCode::from(CANNOT_START),
+            }
         }
     }
 }

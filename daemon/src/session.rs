@@ -6,18 +6,54 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use tender_proto::{NamespaceDigest, Reason, Refusal, SessionId};
 
+use crate::access::peer::Caller;
 use crate::admission::Budget;
 use crate::namespace::Namespace;
 use crate::staging::Staging;
 use crate::sync::{Mutex, RwLock};
 
-/// Whose session it is.
+/// Whose work a session does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Owner {
+pub(crate) enum Whose {
     /// A client's.
     Client,
     /// The daemon's own. It uses every namespace, and keeps none from being forgotten.
     House,
+}
+
+/// Who opened a session. Nobody else may use it: for others it does not exist.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    pub(crate) whose: Whose,
+    pub(crate) caller: Caller,
+    /// Its namespaces are those of this domain, whatever the client calls them.
+    pub(crate) domain: Arc<str>,
+    pub(crate) attach: Attach,
+}
+
+/// Which processes get the shared memory of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Attach {
+    /// Those that the descriptor socket lets in.
+    Anyone,
+    /// Of these, the ones of this user.
+    Uid(u32),
+    Nobody,
+}
+
+impl Owner {
+    /// A caller in the same process.
+    pub(crate) fn in_process() -> Self {
+        Self { whose: Whose::Client, caller: Caller::Anonymous, domain: "".into(), attach: Attach::Anyone }
+    }
+    /// The daemon itself.
+    pub(crate) fn house() -> Self {
+        Self { whose: Whose::House, attach: Attach::Nobody, ..Self::in_process() }
+    }
+    /// Whether somebody else than the daemon itself opened it.
+    pub(crate) fn is_client(&self) -> bool {
+        self.whose == Whose::Client
+    }
 }
 
 /// One open session.
@@ -38,20 +74,20 @@ struct State {
 }
 
 impl Session {
-    /// Binds a namespace; `Ok(false)` when it was bound before.
-    pub(crate) fn bind(&self, namespace: &Arc<Namespace>) -> Result<bool, Refusal> {
+    /// Binds a namespace under the digest that the client knows it by; `Ok(false)` when it was bound before.
+    pub(crate) fn bind(&self, digest: NamespaceDigest, namespace: &Arc<Namespace>) -> Result<bool, Refusal> {
         let mut state = self.state.lock();
         if state.ended {
             return Err(unknown(self.id));
         }
-        if self.owner == Owner::House {
+        if !self.owner.is_client() {
             // Those that were forgotten since: nobody else has them.
             state.bound.retain(|_, bound| Arc::strong_count(bound) > 1);
         }
-        let before = state.bound.insert(namespace.digest, Arc::clone(namespace));
-        Ok(before.is_none() && self.owner == Owner::Client)
+        let before = state.bound.insert(digest, Arc::clone(namespace));
+        Ok(before.is_none() && self.owner.is_client())
     }
-    /// A namespace that this session has registered.
+    /// A namespace that this session has registered, by the digest that the client knows it by.
     pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Result<Arc<Namespace>, Refusal> {
         let state = self.state.lock();
         // It had namespaces, and its end took them away.
@@ -86,7 +122,7 @@ impl Session {
         state.ended = true;
         let (bound, staging) = (std::mem::take(&mut state.bound), state.staging.take());
         drop(state);
-        if self.owner == Owner::Client {
+        if self.owner.is_client() {
             bound.values().for_each(|namespace| namespace.unbind());
         }
         drop(staging);
@@ -119,8 +155,8 @@ impl Sessions {
         if inner.shut {
             return Err(draining());
         }
-        let clients = || inner.by_id.values().filter(|session| session.owner == Owner::Client).count();
-        if owner == Owner::Client && inner.by_id.len() >= self.max && clients() >= self.max {
+        let clients = || inner.by_id.values().filter(|session| session.owner.is_client()).count();
+        if owner.is_client() && inner.by_id.len() >= self.max && clients() >= self.max {
             return Err(Refusal::new(
                 Reason::TooMany,
                 format!("one session more than {}", self.max),
@@ -150,6 +186,12 @@ impl Sessions {
     /// An open one.
     pub(crate) fn get(&self, id: SessionId) -> Result<Arc<Session>, Refusal> {
         self.inner.read().by_id.get(&id).cloned().ok_or_else(|| unknown(id))
+    }
+    /// An open one of this owner; anybody else's is as unknown as one that never was.
+    pub(crate) fn check_owner(&self, id: SessionId, owner: &Owner) -> Result<(), Refusal> {
+        let session = self.get(id)?;
+        let same = session.owner.caller == owner.caller && session.owner.domain == owner.domain;
+        if same { Ok(()) } else { Err(unknown(id)) }
     }
     pub(crate) fn len(&self) -> usize {
         self.inner.read().by_id.len()

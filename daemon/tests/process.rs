@@ -86,7 +86,15 @@ fn an_arena_that_does_not_fit_ends_with_1_and_leaves_nothing() {
 fn a_signal_drains_and_ends_with_0_and_leaves_the_arena_only_if_it_is_to_be_kept() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let dir = tempfile::tempdir().unwrap();
-        let settings = ["--arena-size", "16MiB", "--arena-keep", "false", "--listen", "tcp:127.0.0.1:0"];
+        let settings = [
+            "--arena-size",
+            "16MiB",
+            "--arena-keep",
+            "false",
+            "--listen",
+            "tcp:127.0.0.1:0",
+            "--allow-plaintext-tcp",
+        ];
         let (mut child, line) = start(&mut tenderd(dir.path(), &settings));
         let socket = dir.path().join("t.sock");
         for part in

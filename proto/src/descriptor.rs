@@ -228,6 +228,9 @@ pub struct Descriptor {
     pub ranks: RankGeometry,
     /// Version of the chunk hash chain.
     pub key_chain_version: u32,
+    /// Which tenants share what is stored; empty for all, and always empty in what a client sends. See
+    /// [`Descriptor::in_domain`].
+    pub domain: String,
 }
 
 impl Descriptor {
@@ -248,6 +251,7 @@ impl Descriptor {
             })?,
             ranks: RankGeometry::parse(raw.ranks.as_ref())?,
             key_chain_version: raw.key_chain_version,
+            domain: raw.domain.clone(),
         };
         descriptor.check()?;
         Ok(descriptor)
@@ -279,6 +283,12 @@ impl Descriptor {
                 ));
             }
         }
+        if self.domain.len() > MAX_NAME_BYTES {
+            return Err(malformed(
+                format!("a descriptor whose domain has {} bytes", self.domain.len()),
+                "a domain has at most 4096 bytes",
+            ));
+        }
         if self.groups.is_empty() || self.groups.len() > MAX_GROUPS {
             return Err(malformed(
                 format!("a descriptor of {} groups", self.groups.len()),
@@ -304,7 +314,14 @@ impl Descriptor {
                 context_parallel: self.ranks.context_parallel.get(),
             }),
             key_chain_version: self.key_chain_version,
+            domain: self.domain.clone(),
         }
+    }
+
+    /// The same bytes, kept apart for those who share `domain`: another namespace with another digest. The empty one is
+    /// the namespace as a client names it.
+    pub fn in_domain(self, domain: &str) -> Self {
+        Self { domain: domain.to_owned(), ..self }
     }
 
     /// The group of a chunk; an index past the descriptor's groups is refused.
@@ -345,6 +362,10 @@ impl Descriptor {
             for &bytes in &group.part_block_bytes {
                 encoder.number("block_bytes", bytes);
             }
+        }
+        // Absent, it must not change the digests of daemons without a policy.
+        if !self.domain.is_empty() {
+            encoder.field("domain", self.domain.as_bytes());
         }
         encoder.0.finalize().into()
     }
@@ -403,6 +424,7 @@ mod tests {
             layout_fingerprint: [7; 32],
             ranks: RankGeometry::SINGLE,
             key_chain_version: 1,
+            domain: String::new(),
         }
     }
 
@@ -418,6 +440,9 @@ mod tests {
     #[test]
     fn a_message_and_back_is_the_same_descriptor() {
         assert_eq!(Descriptor::parse(&sample().to_message()).unwrap(), sample());
+        let kept_apart = sample().in_domain("tenant");
+        assert_eq!(Descriptor::decode(&kept_apart.encode()).unwrap(), kept_apart);
+        assert_eq!(kept_apart.in_domain(""), sample());
         assert_eq!(Descriptor::decode(&sample().encode()).unwrap(), sample());
         assert_eq!(Descriptor::decode(&[0xff; 9]).unwrap_err().reason, Reason::Malformed);
     }
@@ -436,6 +461,8 @@ mod tests {
             |d| d.ranks.pipeline_parallel = NonZeroU32::new(2).unwrap(),
             |d| d.ranks.context_parallel = NonZeroU32::new(2).unwrap(),
             |d| d.key_chain_version = 2,
+            |d| d.domain = "tenant".into(),
+            |d| d.domain = "tenant-b".into(),
             |d| d.groups.push(d.groups[0].clone()),
             |d| d.groups[0].kind = GroupKind::MlaLatent,
             |d| d.groups[0].tokens_per_block = NonZeroU32::new(32).unwrap(),

@@ -64,6 +64,8 @@ reasons! {
     VersionMismatch = VersionMismatch, "version_mismatch", Never;
     TooLarge = TooLarge, "too_large", Never;
     StagingRange = StagingRange, "staging_range", Never;
+    // Only another policy or another identity helps.
+    NotAllowed = NotAllowed, "not_allowed", Never;
     // The daemon restarted or dropped the session: a new session repairs it.
     UnknownSession = UnknownSession, "unknown_session", Reconnect;
     UnknownNamespace = UnknownNamespace, "unknown_namespace", Reconnect;
@@ -79,6 +81,7 @@ reasons! {
     Throttled = Throttled, "throttled", Later;
     TooMany = TooMany, "too_many", Later;
     Draining = Draining, "draining", Later;
+    OverQuota = OverQuota, "over_quota", Later;
     // Data, not faults.
     NeverStored = NeverStored, "never_stored", Never;
     Evicted = Evicted, "evicted", Never;
@@ -160,13 +163,13 @@ fn code(reason: Reason) -> tonic::Code {
         | R::StagingRange => tonic::Code::InvalidArgument,
         R::BadDigest => tonic::Code::DataLoss,
         R::NamespaceConflict => tonic::Code::AlreadyExists,
-        R::NotOwner => tonic::Code::PermissionDenied,
+        R::NotOwner | R::NotAllowed => tonic::Code::PermissionDenied,
         R::VersionMismatch | R::UnknownSession | R::UnknownNamespace => tonic::Code::FailedPrecondition,
         R::UnknownReservation | R::UnknownLease | R::NeverStored | R::Evicted | R::NotCovered => {
             tonic::Code::NotFound
         }
         R::ReservationExpired | R::LeaseExpired | R::NamespaceReset | R::Superseded => tonic::Code::Aborted,
-        R::NoSpace | R::Throttled | R::TooMany => tonic::Code::ResourceExhausted,
+        R::NoSpace | R::Throttled | R::TooMany | R::OverQuota => tonic::Code::ResourceExhausted,
         R::Draining | R::Unreachable | R::BreakerOpen => tonic::Code::Unavailable,
         R::Deadline => tonic::Code::DeadlineExceeded,
         R::Internal => tonic::Code::Internal,

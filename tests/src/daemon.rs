@@ -132,7 +132,7 @@ impl Daemon {
     fn of(app: RunningApp, setup: Setup, dir: TempDir) -> Self {
         let tcp = app.addresses().iter().find_map(|place| match place {
             Listen::Tcp(address) => Some(address.to_string()),
-            Listen::Unix(_) => None,
+            Listen::Unix(_) | Listen::Tls(_) => None,
         });
         Self {
             socket: dir.path().join("tenderd.sock"),

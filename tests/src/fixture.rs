@@ -35,6 +35,7 @@ pub fn descriptor(model: &str, groups: Vec<Group>) -> Descriptor {
         layout_fingerprint: [7; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: KEY_CHAIN_VERSION,
+        domain: String::new(),
     }
 }
 

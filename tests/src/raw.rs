@@ -89,12 +89,17 @@ impl RawClient {
                 tuned(Endpoint::from_shared(format!("http://{address}"))?).connect().await?
             }
         };
-        Ok(Self {
+        Ok(Self::over(channel))
+    }
+
+    /// Over a connection that somebody else has made.
+    pub fn over(channel: Channel) -> Self {
+        Self {
             store: StoreClient::new(channel.clone())
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(usize::MAX),
             admin: AdminClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES),
-        })
+        }
     }
 
     /// Opens a session that lives until it is dropped.

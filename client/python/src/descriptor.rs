@@ -55,6 +55,7 @@ pub(crate) fn describe(py: Python<'_>, identity: Identity) -> PyResult<(Bound<'_
             context_parallel: 1,
         }),
         key_chain_version: KEY_CHAIN_VERSION,
+        domain: String::new(),
     };
     let descriptor = Descriptor::parse(&message).map_err(|no| refused(&no))?;
     Ok((PyBytes::new(py, &message.encode_to_vec()), descriptor.digest().to_hex()))

@@ -9,6 +9,7 @@ mod stat;
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand};
 use tender_proto::Reason;
 
 use crate::config::{Address, DEFAULT_ADDRESS};
+use crate::credentials::{Credentials, TlsConfig};
 use crate::error::ClientError;
 
 /// As `sysexits.h` has it: the command was used incorrectly.
@@ -35,12 +37,40 @@ struct Cli {
 /// Which daemon, and how long to wait for it.
 #[derive(Debug, Args)]
 struct Target {
-    /// Where the daemon listens: unix:/path or tcp://host:port.
+    /// Where the daemon listens: unix:/path, tls://host:port or tcp://host:port.
     #[arg(long, global = true, env = "TENDER_ADDRESS", default_value = DEFAULT_ADDRESS)]
     address: Address,
     /// How long to wait for its answer.
     #[arg(long, global = true, default_value = "2s", value_parser = humantime::parse_duration)]
     timeout: Duration,
+    /// For tls://: PEM file of the authority that signed the daemon's certificate.
+    #[arg(long, global = true, env = "TENDER_TLS_CA", value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// For tls://: PEM file of the certificate to show. Needs --tls-key.
+    #[arg(long, global = true, env = "TENDER_TLS_CERT", value_name = "FILE")]
+    tls_cert: Option<PathBuf>,
+    /// For tls://: PEM file of its private key. Needs --tls-cert.
+    #[arg(long, global = true, env = "TENDER_TLS_KEY", value_name = "FILE")]
+    tls_key: Option<PathBuf>,
+    /// For tls://: the name in the daemon's certificate, where it is not the address's host.
+    #[arg(long, global = true, env = "TENDER_TLS_SERVER_NAME", value_name = "NAME")]
+    tls_server_name: Option<String>,
+    /// File with a bearer token to show, over tls:// and unix: only.
+    #[arg(long, global = true, env = "TENDER_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl Target {
+    fn credentials(&self) -> Result<Credentials, ClientError> {
+        let tls = TlsConfig {
+            ca: self.tls_ca.clone(),
+            cert: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            server_name: self.tls_server_name.clone(),
+        };
+        tls.check()?;
+        Ok(Credentials { tls, token_file: self.token_file.clone() })
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,7 +18,7 @@ pub(super) struct Ping {
 impl Ping {
     pub(super) fn run(&self, target: &Target) -> Result<String, ClientError> {
         let start = Instant::now();
-        let pong = admin::ping(&target.address, target.timeout)?;
+        let pong = admin::ping(&target.address, &target.credentials()?, target.timeout)?;
         if self.json {
             return json(&pong);
         }

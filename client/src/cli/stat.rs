@@ -20,7 +20,7 @@ pub(super) struct Stat {
 
 impl Stat {
     pub(super) fn run(&self, target: &Target) -> Result<String, ClientError> {
-        let stats = admin::stats(&target.address, target.timeout)?;
+        let stats = admin::stats(&target.address, &target.credentials()?, target.timeout)?;
         if self.json { json(&stats) } else { Ok(render(&stats)) }
     }
 }

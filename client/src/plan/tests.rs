@@ -24,6 +24,7 @@ pub(super) fn geometry(tokens_per_block: u32, blocks_per_chunk: u32) -> Descript
         layout_fingerprint: [0; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: KEY_CHAIN_VERSION,
+        domain: String::new(),
     }
 }
 

@@ -36,6 +36,7 @@ fn descriptor() -> Descriptor {
         layout_fingerprint: [1; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: tender_proto::limits::KEY_CHAIN_VERSION,
+        domain: String::new(),
     }
 }
 

@@ -11,12 +11,13 @@ use tender_proto::{
     ChunkId, ContentDigest, Coverage, Descriptor, LeaseId, NamespaceDigest, PartIndex, Reason, Refusal,
     ReservationId, SessionId, v1,
 };
-use tonic::transport::Channel;
+
+use super::connect::Line;
 
 /// Calls in the name of one session.
 #[derive(Clone, Debug)]
 pub(crate) struct Calls {
-    store: StoreClient<Channel>,
+    store: StoreClient<Line>,
     session: SessionId,
 }
 
@@ -104,7 +105,7 @@ pub(crate) struct Stored {
 }
 
 impl Calls {
-    pub(crate) fn new(store: StoreClient<Channel>, session: SessionId) -> Self {
+    pub(crate) fn new(store: StoreClient<Line>, session: SessionId) -> Self {
         Self { store, session }
     }
 
@@ -112,7 +113,7 @@ impl Calls {
         self.session
     }
 
-    pub(crate) fn store(&self) -> StoreClient<Channel> {
+    pub(crate) fn store(&self) -> StoreClient<Line> {
         self.store.clone()
     }
 
@@ -218,7 +219,7 @@ impl Calls {
 }
 
 /// A client with the message limits both sides agreed on.
-pub(crate) fn store_client(channel: Channel) -> StoreClient<Channel> {
+pub(crate) fn store_client(channel: Line) -> StoreClient<Line> {
     StoreClient::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)

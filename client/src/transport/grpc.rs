@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tender_proto::{Reason, Refusal, SessionId, v1};
-use tonic::transport::Channel;
 
 use super::calls::{Stored, refusal, store_client, store_outcomes};
+use super::connect::Line;
 use super::frames::{Broken, FrameCheck, Progress};
 use super::messages::{Head, Messages};
 use super::staging::Staging;
@@ -19,7 +19,7 @@ use crate::session::{Limits, Session};
 /// The transport over one bulk connection.
 #[derive(Debug)]
 pub(crate) struct Grpc {
-    bulk: Channel,
+    bulk: Line,
     session: SessionId,
     max_frame_bytes: usize,
     staging: Arc<Staging>,
@@ -28,7 +28,7 @@ pub(crate) struct Grpc {
 impl Grpc {
     /// `bulk` must have been connected where bulk connections run.
     pub(crate) fn new(
-        bulk: Channel,
+        bulk: Line,
         session: SessionId,
         staging_bytes: u64,
         limits: Limits,

@@ -12,10 +12,10 @@ use prost::encoding::{WireType, decode_key, decode_varint};
 use tender_proto::{Refusal, v1};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::transport::Channel;
 use tower::{Service, ServiceExt};
 
 use super::calls::{nonsense, refusal};
+use super::connect::Line;
 
 /// Numbers, a digest and an offset: the head of a frame is far below this.
 const MAX_HEAD_BYTES: usize = 256;
@@ -40,7 +40,7 @@ pub(super) struct Messages {
 
 impl Messages {
     /// Asks for parts.
-    pub(super) async fn get(mut channel: Channel, request: &v1::GetRequest) -> Result<Self, Refusal> {
+    pub(super) async fn get(mut channel: Line, request: &v1::GetRequest) -> Result<Self, Refusal> {
         let mut message = vec![0; PREFIX_BYTES];
         let len = u32::try_from(request.encoded_len()).map_err(|_| nonsense("a request of 4 GiB"))?;
         message[1..].copy_from_slice(&len.to_be_bytes());

@@ -57,6 +57,7 @@ impl Rig {
             layout_fingerprint: [1; 32],
             ranks: RankGeometry::SINGLE,
             key_chain_version: 1,
+            domain: String::new(),
         });
         let client = Client::new(config, Purpose::Data).unwrap();
         let namespace = client.register(Arc::clone(&descriptor));

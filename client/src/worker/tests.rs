@@ -125,6 +125,7 @@ impl Engine {
             layout_fingerprint: [1; 32],
             ranks: RankGeometry::SINGLE,
             key_chain_version: 1,
+            domain: String::new(),
         }
     }
 

@@ -10,6 +10,8 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
 use serde::Deserialize;
 
+use crate::tls::ClientAuth;
+
 /// Keeps KV cache chunks of inference engines in shared memory and serves them to engines on this host (through
 /// its Unix socket and shared memory) and on others (over TCP).
 ///
@@ -52,11 +54,25 @@ pub(super) struct Settings {
     /// Name of this daemon in its default arena path and in logs.
     #[arg(long, value_name = "NAME", env = "TENDERD_NAME")]
     pub(super) name: Option<String>,
-    /// Where engines connect: unix:PATH or tcp://HOST:PORT. May be repeated. Port 0 takes a free port. Local engines
-    /// get shared memory only through a Unix socket (its companion PATH.fd hands out the descriptors). TCP is not
-    /// encrypted: use it in a trusted network only.
+    /// Where engines connect: unix:PATH, tls://HOST:PORT or tcp://HOST:PORT. May be repeated. Port 0 takes a free port.
+    /// Local engines get shared memory only through a Unix socket (its companion PATH.fd hands out the descriptors).
+    /// tls:// needs --tls-cert and --tls-key; tcp:// is not encrypted and needs --allow-plaintext-tcp.
     #[arg(long, value_name = "ADDRESS", env = "TENDERD_LISTEN", value_delimiter = ',')]
     pub(super) listen: Option<Vec<Listen>>,
+    /// Let tcp:// addresses be used, whose callers nobody can tell apart and whose bytes anybody on the way can read and
+    /// change: in a trusted network only.
+    #[arg(
+        long,
+        value_name = "true|false",
+        env = "TENDERD_ALLOW_PLAINTEXT_TCP",
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub(super) allow_plaintext_tcp: Option<bool>,
+    /// TOML file that says which identities are which tenant, what they may do and how much; see docs/security.md. Read
+    /// again on SIGHUP and when it changes.
+    #[arg(long, value_name = "FILE", env = "TENDERD_POLICY")]
+    pub(super) policy: Option<PathBuf>,
     /// File mode of the Unix sockets, octal. Descriptors are handed to processes of the daemon's own user and of
     /// root only, whatever the mode.
     #[arg(long, value_name = "MODE", env = "TENDERD_SOCKET_MODE")]
@@ -86,6 +102,8 @@ pub(super) struct Settings {
     #[arg(long, value_name = "N", env = "TENDERD_WORKER_THREADS")]
     pub(super) worker_threads: Option<usize>,
     #[command(flatten)]
+    pub(super) tls: TlsSettings,
+    #[command(flatten)]
     pub(super) arena: ArenaSettings,
     #[command(flatten)]
     pub(super) lease: LeaseSettings,
@@ -96,9 +114,38 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) log: LogSettings,
 }
-overlay!(Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, take_over, worker_threads } {
-    arena, lease, limits, tiers, log
+overlay!(Settings {
+    name, listen, allow_plaintext_tcp, policy, socket_mode, admin, drain_grace, exit_when_unused, take_over,
+    worker_threads
+} {
+    tls, arena, lease, limits, tiers, log
 });
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(
+    next_help_heading = "TLS, for tls:// addresses; files are read again on SIGHUP and when they change"
+)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TlsSettings {
+    /// The daemon's certificate with its chain, PEM.
+    #[arg(id = "tls-cert", long = "tls-cert", value_name = "FILE", env = "TENDERD_TLS_CERT")]
+    pub(super) cert: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[arg(id = "tls-key", long = "tls-key", value_name = "FILE", env = "TENDERD_TLS_KEY")]
+    pub(super) key: Option<PathBuf>,
+    /// Authorities that may have signed the certificates of clients and of other daemons, PEM.
+    #[arg(id = "tls-client-ca", long = "tls-client-ca", value_name = "FILE", env = "TENDERD_TLS_CLIENT_CA")]
+    pub(super) client_ca: Option<PathBuf>,
+    /// Whether clients must show a certificate: required, optional (for those with a bearer token), or none.
+    #[arg(
+        id = "tls-client-auth",
+        long = "tls-client-auth",
+        value_name = "WHAT",
+        env = "TENDERD_TLS_CLIENT_AUTH"
+    )]
+    pub(super) client_auth: Option<ClientAuth>,
+}
+overlay!(TlsSettings { cert, key, client_ca, client_auth } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Arena: the shared memory that holds the chunks")]
@@ -305,8 +352,10 @@ macro_rules! from_string {
 pub enum Listen {
     /// A Unix socket, and beside it `PATH.fd` for descriptors.
     Unix(PathBuf),
-    /// A TCP port.
+    /// A TCP port, without encryption.
     Tcp(HostPort),
+    /// A TCP port that speaks TLS.
+    Tls(HostPort),
 }
 from_string!(Listen);
 
@@ -320,9 +369,12 @@ impl FromStr for Listen {
                 path => Ok(Self::Unix(path.into())),
             };
         }
+        if let Some(rest) = text.strip_prefix("tls:") {
+            return Ok(Self::Tls(rest.strip_prefix("//").unwrap_or(rest).parse()?));
+        }
         match text.strip_prefix("tcp:") {
             Some(rest) => Ok(Self::Tcp(rest.strip_prefix("//").unwrap_or(rest).parse()?)),
-            None => Err(unreadable(text, "write unix:PATH or tcp://HOST:PORT")),
+            None => Err(unreadable(text, "write unix:PATH, tls://HOST:PORT or tcp://HOST:PORT")),
         }
     }
 }
@@ -332,6 +384,7 @@ impl fmt::Display for Listen {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Tcp(at) => write!(f, "tcp://{at}"),
+            Self::Tls(at) => write!(f, "tls://{at}"),
         }
     }
 }

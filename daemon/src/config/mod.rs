@@ -16,12 +16,14 @@ use clap::{CommandFactory, FromArgMatches};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 use crate::engine::{ArenaConfig, EngineConfig};
-use flags::{Flags, Settings};
+pub use crate::tls::{ClientAuth, TlsConfig};
+use flags::{Flags, Settings, TlsSettings};
 pub use flags::{HostPort, Listen, LogFormat};
 
 /// Every default, and why.
 mod defaults {
     use super::flags::{FileMode, LogFormat, Span};
+    use crate::tls::ClientAuth;
     use bytesize::ByteSize;
     use std::time::Duration;
 
@@ -37,6 +39,9 @@ mod defaults {
     pub(super) const SCRUB_RATE: ByteSize = ByteSize::mib(64);
     pub(super) const ARENA_DISCARD: bool = false;
     pub(super) const TAKE_OVER: bool = false;
+    pub(super) const ALLOW_PLAINTEXT_TCP: bool = false;
+    /// Whoever turns TLS on wants to know who calls.
+    pub(super) const CLIENT_AUTH: ClientAuth = ClientAuth::Required;
     /// Longer than any load of a healthy client, short enough that a lost one's chunks come back soon.
     pub(super) const LEASE_DEFAULT: Span = Span(Duration::from_secs(10));
     pub(super) const LEASE_MAX: Span = Span(Duration::from_secs(60));
@@ -72,6 +77,10 @@ pub struct Config {
     pub name: String,
     /// At least one, all different.
     pub listen: Vec<Listen>,
+    /// For `tls://` addresses; there whenever one is in `listen`.
+    pub tls: Option<TlsConfig>,
+    /// Who may do what; `None` for the rules without a policy.
+    pub policy: Option<PathBuf>,
     /// Permission bits of the Unix sockets.
     pub socket_mode: u32,
     /// Where `/live`, `/ready` and `/metrics` are answered; `None` for nowhere.
@@ -222,7 +231,9 @@ impl Config {
             ));
         }
         Ok(Self {
-            listen: listen_on(listen)?,
+            listen: listen_on(listen, settings.allow_plaintext_tcp, &settings.tls)?,
+            tls: tls(settings.tls.clone())?,
+            policy: settings.policy.clone(),
             socket_mode: socket_mode.unwrap_or(defaults::SOCKET_MODE).0,
             admin,
             drain_grace: drain_grace.unwrap_or(defaults::DRAIN_GRACE).0,
@@ -343,7 +354,11 @@ fn fits_together(config: &EngineConfig) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn listen_on(listen: Option<Vec<Listen>>) -> Result<Vec<Listen>, ConfigError> {
+fn listen_on(
+    listen: Option<Vec<Listen>>,
+    allow_plaintext_tcp: Option<bool>,
+    tls: &TlsSettings,
+) -> Result<Vec<Listen>, ConfigError> {
     let listen = match listen {
         Some(listen) => listen,
         None => vec![Listen::Unix(defaults::LISTEN.trim_start_matches("unix:").into())],
@@ -355,6 +370,16 @@ fn listen_on(listen: Option<Vec<Listen>>) -> Result<Vec<Listen>, ConfigError> {
         if listen[..i].contains(address) && !address.to_string().ends_with(":0") {
             return Err(unusable("listen", address, "is named twice"));
         }
+        if let (Listen::Tcp(_), false) =
+            (address, allow_plaintext_tcp.unwrap_or(defaults::ALLOW_PLAINTEXT_TCP))
+        {
+            let advice = "it is not encrypted, and nobody can tell its callers apart: use tls:// with --tls-cert and \
+                          --tls-key, or say --allow-plaintext-tcp where the network is trusted";
+            return Err(unusable("listen", address, advice));
+        }
+        if let (Listen::Tls(_), None) = (address, &tls.cert) {
+            return Err(unusable("listen", address, "give --tls-cert and --tls-key"));
+        }
         if let Listen::Unix(path) = address {
             // sun_path holds 107 bytes, and the descriptor socket's name is 3 longer.
             if !path.is_absolute() || path.as_os_str().len() > 104 {
@@ -363,6 +388,28 @@ fn listen_on(listen: Option<Vec<Listen>>) -> Result<Vec<Listen>, ConfigError> {
         }
     }
     Ok(listen)
+}
+
+fn tls(settings: TlsSettings) -> Result<Option<TlsConfig>, ConfigError> {
+    let shown = |path: &Option<PathBuf>| path.as_deref().unwrap_or(Path::new("")).display().to_string();
+    let client_auth = settings.client_auth.unwrap_or(defaults::CLIENT_AUTH);
+    let TlsSettings { cert, key, client_ca, .. } = settings;
+    match (cert, key) {
+        (Some(cert), Some(key)) => {
+            if client_ca.is_none() && client_auth != ClientAuth::None {
+                let advice =
+                    "clients must show a certificate: give --tls-client-ca, or say --tls-client-auth none";
+                return Err(unusable("tls-cert", cert.display(), advice));
+            }
+            Ok(Some(TlsConfig { cert, key, client_ca, client_auth }))
+        }
+        (cert @ Some(_), None) => Err(unusable("tls-cert", shown(&cert), "give --tls-key too")),
+        (None, key @ Some(_)) => Err(unusable("tls-key", shown(&key), "give --tls-cert too")),
+        (None, None) if client_ca.is_some() => {
+            Err(unusable("tls-client-ca", shown(&client_ca), "give --tls-cert and --tls-key too"))
+        }
+        (None, None) => Ok(None),
+    }
 }
 
 fn default_arena_path(name: &str) -> PathBuf {
@@ -400,6 +447,10 @@ fn default_text(id: &str) -> Option<String> {
         "admin" => "not answered".into(),
         "drain_grace" => defaults::DRAIN_GRACE.to_string(),
         "exit_when_unused" => "never".into(),
+        "allow_plaintext_tcp" => defaults::ALLOW_PLAINTEXT_TCP.to_string(),
+        "policy" => "none: all may read and write, and local callers do everything".into(),
+        "tls-cert" | "tls-key" | "tls-client-ca" => "none".into(),
+        "tls-client-auth" => format!("{:?}", defaults::CLIENT_AUTH).to_lowercase(),
         "take_over" => defaults::TAKE_OVER.to_string(),
         "worker_threads" => "one for each CPU, at least 2".into(),
         "arena-size" => size(defaults::ARENA_SIZE),

@@ -44,6 +44,7 @@ fn flags_add_up_to_a_whole_configuration() {
         "tcp:127.0.0.1:0",
         "--listen",
         "tcp://[::1]:7070",
+        "--allow-plaintext-tcp",
         "--socket-mode",
         "0660",
         "--admin",
@@ -114,6 +115,17 @@ fn values_that_cannot_work_are_refused_with_their_flag() {
         (&["--max-sessions", "0"], "--max-sessions"),
         (&["--worker-threads", "0"], "--worker-threads"),
         (&["--log-level", "a=b=c"], "--log-level"),
+        (&["--listen", "tcp://127.0.0.1:1"], "--allow-plaintext-tcp"),
+        (&["--listen", "tcp://127.0.0.1:1", "--allow-plaintext-tcp", "false"], "--allow-plaintext-tcp"),
+        (&["--listen", "tls://127.0.0.1:1"], "--tls-cert"),
+        (&["--tls-cert", "/c.pem"], "--tls-key"),
+        (&["--tls-key", "/k.pem"], "--tls-cert"),
+        (&["--tls-client-ca", "/ca.pem"], "--tls-cert"),
+        (&["--tls-cert", "/c.pem", "--tls-key", "/k.pem"], "--tls-client-ca"),
+        (
+            &["--tls-cert", "/c.pem", "--tls-key", "/k.pem", "--tls-client-auth", "optional"],
+            "--tls-client-ca",
+        ),
     ];
     for (args, flag) in cases {
         match load(args) {
@@ -126,6 +138,19 @@ fn values_that_cannot_work_are_refused_with_their_flag() {
     for args in [&["--arena-size", "lots"][..], &["--listen", "ftp://x"], &["--arena-siz", "1"], &["stray"]] {
         assert!(matches!(load(args), Err(ConfigError::Flags(_))), "{args:?}");
     }
+}
+
+#[test]
+fn tls_asks_for_certificates_unless_told_otherwise() {
+    let files = ["--tls-cert", "/c.pem", "--tls-key", "/k.pem", "--listen", "tls://127.0.0.1:0"];
+    let tls = |more: &[&str]| load(&[&files[..], more].concat()).unwrap().tls.unwrap();
+    assert_eq!(tls(&["--tls-client-ca", "/ca.pem"]).client_auth, ClientAuth::Required);
+    assert_eq!(
+        tls(&["--tls-client-ca", "/ca.pem", "--tls-client-auth", "optional"]).client_auth,
+        ClientAuth::Optional
+    );
+    assert_eq!(tls(&["--tls-client-auth", "none"]).client_ca, None);
+    assert_eq!(Config::default().tls, None);
 }
 
 #[test]
@@ -160,7 +185,7 @@ fn examples_are_read() {
         Config::from_toml(&path, &text).unwrap_or_else(|error| panic!("{error}"));
         names.insert(path.file_stem().unwrap().to_string_lossy().into_owned());
     }
-    assert_eq!(names.into_iter().collect::<Vec<_>>(), ["node", "sidecar"]);
+    assert_eq!(names.into_iter().collect::<Vec<_>>(), ["node", "sidecar", "tls"]);
 }
 
 proptest::proptest! {

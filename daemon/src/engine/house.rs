@@ -62,7 +62,7 @@ impl Drop for HouseLease {
 impl House {
     /// Opens the session.
     pub(crate) fn open(engine: &Arc<Engine>) -> Result<Self, Refusal> {
-        let session = engine.open("tiers", std::process::id(), Owner::House)?;
+        let session = engine.open_session_of(Owner::house(), "tiers", std::process::id())?;
         Ok(Self { engine: Arc::clone(engine), session })
     }
 
@@ -176,7 +176,7 @@ impl House {
                 "register it",
             )
         })?;
-        core.sessions.get(self.session)?.bind(&known).map(drop)
+        core.sessions.get(self.session)?.bind(namespace.digest, &known).map(drop)
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod audit;
 mod house;
+mod quota;
 mod read;
 mod restore;
 mod scrub;
@@ -16,15 +17,17 @@ pub(crate) mod tests;
 mod types;
 mod watch;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use nix::errno::Errno;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
 
+use crate::access::policy::StorageQuota;
 use crate::admission::Budget;
 use crate::arena::{Arena, Old};
 use crate::clock::{Clock, Steady};
@@ -33,7 +36,7 @@ use crate::index::{Index, Place};
 use crate::lease::Leases;
 use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
-use crate::session::{Owner, Session, Sessions, draining};
+use crate::session::{Attach, Owner, Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
@@ -60,6 +63,8 @@ struct Core {
     draining: AtomicBool,
     readers: AtomicU64,
     refusals: ReasonCounts,
+    /// What each domain may hold; empty where nobody is limited.
+    quotas: ArcSwap<HashMap<Arc<str>, StorageQuota>>,
     inflight: Arc<Budget>,
     staging: Arc<Budget>,
     sessions: Sessions,
@@ -116,6 +121,7 @@ impl Engine {
             draining: AtomicBool::new(false),
             readers: AtomicU64::new(0),
             refusals: ReasonCounts::default(),
+            quotas: ArcSwap::default(),
             inflight: Budget::new(config.max_inflight_bytes),
             staging: Budget::new(config.max_total_staging_bytes),
             sessions: Sessions::new(config.max_sessions, config.max_session_inflight_bytes),
@@ -165,10 +171,16 @@ impl Engine {
 
     /// Opens a session. Refused: too many of them, or the daemon is about to stop.
     pub fn open_session(&self, client_name: &str, pid: u32) -> Result<SessionId, Refusal> {
-        self.open(client_name, pid, Owner::Client)
+        self.open_session_of(Owner::in_process(), client_name, pid)
     }
 
-    fn open(&self, client_name: &str, pid: u32, owner: Owner) -> Result<SessionId, Refusal> {
+    /// The same for somebody who came over a connection.
+    pub(crate) fn open_session_of(
+        &self,
+        owner: Owner,
+        client_name: &str,
+        pid: u32,
+    ) -> Result<SessionId, Refusal> {
         let core = &self.core;
         core.counted(|| {
             core.refuse_when_draining()?;
@@ -208,8 +220,62 @@ impl Engine {
         let core = &self.core;
         core.counted(|| {
             let session = core.sessions.get(session)?;
-            core.namespaces.register(descriptor, claimed, pinned_name, |namespace| session.bind(namespace))
+            let domain = Arc::clone(&session.owner.domain);
+            core.namespaces.register(descriptor, &domain, claimed, pinned_name, |namespace| {
+                session.bind(claimed, namespace)
+            })?;
+            Ok(claimed)
         })
+    }
+
+    /// Refuses a session of somebody else with the words for one that never was.
+    pub(crate) fn check_owner(&self, session: SessionId, owner: &Owner) -> Result<(), Refusal> {
+        self.core.sessions.check_owner(session, owner)
+    }
+
+    /// Whether processes of this user get the session's shared memory.
+    pub(crate) fn may_attach(&self, session: SessionId, uid: u32) -> Result<(), Reason> {
+        match self.core.sessions.get(session).map_err(|refusal| refusal.reason)?.owner.attach {
+            Attach::Anyone => Ok(()),
+            Attach::Uid(owner) if owner == uid => Ok(()),
+            // Another user's session does not exist for this one.
+            Attach::Uid(_) => Err(Reason::UnknownSession),
+            Attach::Nobody => Err(Reason::NotAllowed),
+        }
+    }
+
+    /// What stands for a namespace of the session inside the daemon, by the digest that the client knows it by: its own
+    /// digest, which differs where the session has a domain, and its model.
+    pub(crate) fn resolve(
+        &self,
+        session: SessionId,
+        namespace: NamespaceDigest,
+    ) -> Result<(NamespaceDigest, String), Refusal> {
+        let core = &self.core;
+        core.counted(|| {
+            let (_, namespace) = core.bound(session, namespace)?;
+            Ok((namespace.digest, namespace.descriptor.model.clone()))
+        })
+    }
+
+    /// A namespace of a domain, by the digest that its clients know it by; with its model.
+    pub(crate) fn find_in_domain(
+        &self,
+        domain: &str,
+        namespace: NamespaceDigest,
+    ) -> Option<(NamespaceDigest, String)> {
+        if domain.is_empty() {
+            let found = self.core.namespaces.get(namespace)?;
+            return Some((found.digest, found.descriptor.model.clone()));
+        }
+        let all = self.core.namespaces.in_domain(domain);
+        let named = |found: &Arc<Namespace>| found.descriptor.clone().in_domain("").digest() == namespace;
+        all.into_iter().find(named).map(|found| (found.digest, found.descriptor.model.clone()))
+    }
+
+    /// What each domain may hold from now on. What is stored above it goes with the next stores.
+    pub(crate) fn set_quotas(&self, quotas: HashMap<Arc<str>, StorageQuota>) {
+        self.core.quotas.store(Arc::new(quotas));
     }
 
     /// The namespace's epoch, which each reset raises; see [`Engine::reserve_gathered`].

@@ -15,7 +15,7 @@ use crate::fault::{self, Fault};
 use crate::index::{Door, Key, Part, Wanted};
 use crate::namespace::Namespace;
 use crate::reservation::Claim;
-use crate::session::{Owner, Session};
+use crate::session::Session;
 use crate::staging::Staging;
 
 /// Bytes that are copied and then hashed while they are still in the core's cache.
@@ -144,6 +144,7 @@ impl Core {
             closed => return Err(closed),
         }
         let permit = Permit::take(&self.inflight, &session.budget, ask.bytes).map_err(Door::Refused)?;
+        let permit = permit.counted_in(&namespace.inflight);
         let extent = self.allocate(ask.bytes).ok_or(Door::Refused(Reason::NoSpace))?;
         let id = self.reservations.next_id().map_err(Door::Refused)?;
         let held = self.index.hold(wanted, id, now + self.config.reservation, |place, deadline| {
@@ -161,6 +162,12 @@ impl Core {
         })?;
         if held.began {
             self.deadlines.lock().push_back(Deadline { at: held.deadline, place: held.place, first: id });
+        }
+        if !self.keep_to_quota(namespace) {
+            if let Ok((id, claim)) = self.reservations.abort(session.id, id.get()) {
+                self.index.unhold(claim.place, claim.part, id);
+            }
+            return Err(Door::Refused(Reason::OverQuota));
         }
         Ok(id)
     }
@@ -207,10 +214,10 @@ impl Core {
     }
 
     fn begin_write(self: &Arc<Self>, session: SessionId, reservation: u64) -> Result<PartWriter, Reason> {
-        let owner = self.sessions.get(session).map_err(|refusal| refusal.reason)?.owner;
+        let of_client = self.sessions.get(session).map_err(|refusal| refusal.reason)?.owner.is_client();
         let (id, claim) = self.reservations.begin(session, reservation, self.clock.now())?;
         self.index.begin_filling(claim.place, claim.part, id);
-        let held = Held { core: Arc::clone(self), id, owner, claim: Some(claim) };
+        let held = Held { core: Arc::clone(self), id, of_client, claim: Some(claim) };
         Ok(PartWriter { held, hasher: blake3::Hasher::new(), written_bytes: 0 })
     }
 
@@ -255,7 +262,8 @@ pub struct PartWriter {
 struct Held {
     core: Arc<Core>,
     id: ReservationId,
-    owner: Owner,
+    /// Not brought by a tier.
+    of_client: bool,
     /// Gone once published.
     claim: Option<Claim>,
 }
@@ -379,7 +387,7 @@ impl Held {
         if published.is_err() {
             self.core.index.unhold(place, part, self.id);
         }
-        if published == Ok(true) && self.owner == Owner::Client {
+        if published == Ok(true) && self.of_client {
             self.core.tell(|watcher| watcher.stored(namespace.digest, chunk));
         }
         // Why the part is no longer ours is known where it was taken away.

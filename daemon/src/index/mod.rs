@@ -363,6 +363,40 @@ impl Index {
         None
     }
 
+    /// The same among those of one domain. It looks at every evictable chunk that is older than the victim, and is for
+    /// domains that are at their quota.
+    pub(crate) fn evict_oldest_in(&self, domain: &str) -> bool {
+        let oldest = |&shard_index: &ShardIndex| {
+            let shard = self.lock(shard_index);
+            let mut slot = shard.lru.oldest();
+            while let Some(entry) = slot.and_then(|slot| shard.slab.get(slot)) {
+                if entry.namespace.descriptor.domain == domain {
+                    return Some((entry.used_at, shard_index, slot?));
+                }
+                slot = (entry.newer != evict::NONE).then_some(entry.newer);
+            }
+            None
+        };
+        let shards = || (0..).map(ShardIndex).take(SHARDS);
+        while let Some((used_at, shard_index, slot)) = shards().filter_map(|shard| oldest(&shard)).min() {
+            let mut shard = self.lock(shard_index);
+            // Somebody may have used, pinned or evicted it since; then look again.
+            let same = |entry: &&Entry| {
+                let evictable = entry.ready.is_some() && entry.pins == 0;
+                evictable && entry.used_at == used_at && entry.namespace.descriptor.domain == domain
+            };
+            let Some(entry) = shard.slab.get(slot).filter(same) else { continue };
+            let (hash, namespace) = (self.hash(entry.key()), Arc::clone(&entry.namespace));
+            let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
+            shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
+            shard.remove_if_empty(slot, hash);
+            drop(shard);
+            namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            return version.is_some();
+        }
+        false
+    }
+
     /// Arena bytes that evicting everything evictable would free.
     pub(crate) fn evictable_bytes(&self) -> u64 {
         self.recency.evictable_bytes()

@@ -180,6 +180,7 @@ fn descriptor() -> Descriptor {
         layout_fingerprint: [1; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: 1,
+        domain: String::new(),
     }
 }
 

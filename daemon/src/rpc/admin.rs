@@ -8,7 +8,8 @@ use tender_proto::{NamespaceDigest, Reason, Refusal, v1};
 use tonic::{Request, Response, Status};
 
 use super::{Shared, convert};
-use crate::engine::ResetScope;
+use crate::access::Identity;
+use crate::engine::{ResetAnswer, ResetScope};
 use crate::session::draining;
 
 #[derive(Clone, Debug)]
@@ -27,11 +28,17 @@ impl v1::admin_server::Admin for AdminService {
         }))
     }
 
-    async fn stats(&self, _: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
+    async fn stats(&self, request: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
+        let identity = self.0.identify("stats", &request)?;
+        if !identity.general().admin {
+            let no = self.0.access.deny("stats", &identity, "it is no operator");
+            return Err(self.0.refuse_here("stats", no));
+        }
         Ok(Response::new(convert::stats(self.0.engine.stats(), self.0.started.elapsed())))
     }
 
     async fn reset(&self, request: Request<v1::ResetRequest>) -> Result<Response<v1::ResetResponse>, Status> {
+        let identity = self.0.identify("reset", &request)?;
         let raw = request.into_inner();
         let scope = match (raw.all, raw.namespace.is_empty()) {
             (true, true) => Ok(ResetScope::All),
@@ -43,7 +50,8 @@ impl v1::admin_server::Admin for AdminService {
             )),
         };
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
-        let answer = self.0.engine.reset(scope);
+        let scope = self.own(&identity, scope).map_err(|no| self.0.refuse_here("reset", no))?;
+        let answer = scope.map_or_else(ResetAnswer::default, |scope| self.0.engine.reset(scope));
         if self.0.engine.is_given_away() {
             // The successor may not know of it: the caller must ask again.
             return Err(self.0.refuse_here("reset", draining()));
@@ -56,5 +64,33 @@ impl v1::admin_server::Admin for AdminService {
             dropped_chunks: answer.dropped_chunks,
             fenced_reservations: answer.fenced_reservations,
         }))
+    }
+}
+
+impl AdminService {
+    /// What of a reset is the caller's: everything for operators, else a namespace of its own domain that it may write
+    /// to. `None` where there is nothing to forget: a namespace that is not there, or that the caller has nothing to do
+    /// with, which look the same.
+    fn own(&self, identity: &Identity, scope: ResetScope) -> Result<Option<ResetScope>, Refusal> {
+        let deny = |why| Err(self.0.access.deny("reset", identity, why));
+        let digest = match scope {
+            ResetScope::All if identity.general().admin => return Ok(Some(ResetScope::All)),
+            ResetScope::All => return deny("it is no operator"),
+            ResetScope::One(digest) => digest,
+        };
+        if !identity.general().admin && !identity.may_anywhere() {
+            return deny("its tenant has no rights on any namespace");
+        }
+        let found = self.0.engine.find_in_domain(identity.domain(), digest);
+        // Operators name any namespace as Stats shows it.
+        let Some((inside, model)) = found else {
+            return Ok(identity.general().admin.then_some(ResetScope::One(digest)));
+        };
+        let rights = identity.rights_on(&model, digest);
+        if rights.write || rights.admin {
+            return Ok(Some(ResetScope::One(inside)));
+        }
+        self.0.access.note("reset", identity, Reason::NotAllowed, "it may not write to the namespace");
+        Ok(None)
     }
 }

@@ -10,7 +10,7 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes};
 use http::{HeaderMap, Response};
@@ -57,15 +57,18 @@ impl Body for FrameBody {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if self.ended {
             return Poll::Ready(None);
         }
-        let status = match self.stream.next_frame() {
+        let turn = ready!(self.stream.poll_turn(context));
+        let next = self.stream.next_frame();
+        let status = match next {
             Some(Ok(frame)) => {
                 let mut buffer = self.buffers.take();
                 encode(frame, &mut buffer)?;
+                drop(turn);
                 return Poll::Ready(Some(Ok(Frame::data(self.buffers.lend(buffer)))));
             }
             Some(Err(status)) => status,

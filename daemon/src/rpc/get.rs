@@ -5,14 +5,18 @@
 //! lease ends. The reader that comes back late finds its stream ended with the reason.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tender_proto::{PartIndex, Reason, Refusal, SessionId, v1};
 use tonic::Status;
 
+use super::pace::Pace;
 use super::{Shared, convert};
+use crate::access::Identity;
 use crate::engine::{Engine, PartReader};
+use crate::fair::Turn;
 use crate::fault::{self, Fault};
 use crate::metrics::{Metrics, Path};
 use crate::task::Task;
@@ -32,6 +36,7 @@ pub(super) struct GetStream {
     open: Arc<Mutex<Open>>,
     /// Closes the open part when the lease ends; aborted with the stream.
     timer: Option<Task>,
+    pace: Pace,
 }
 
 #[derive(Debug, Default)]
@@ -51,8 +56,12 @@ impl AsRef<[u8]> for Whole {
 }
 
 impl GetStream {
-    pub(super) fn open(shared: &Shared, request: &v1::GetRequest) -> Result<Self, Refusal> {
-        let session = SessionId::parse(&request.session_id)?;
+    pub(super) fn open(
+        shared: &Shared,
+        identity: &Identity,
+        request: &v1::GetRequest,
+    ) -> Result<Self, Refusal> {
+        let session = shared.session_of(identity, &request.session_id)?;
         let max = shared.engine.config().max_batch_chunks;
         if request.items.len() > max {
             let subject = format!("a read of {} items", request.items.len());
@@ -77,6 +86,12 @@ impl GetStream {
             sent: 0,
             open: Arc::default(),
             timer: None,
+            pace: Pace::new(
+                &shared.fair,
+                &identity.tenant,
+                shared.max_frame_bytes,
+                shared.engine.config().max_lease,
+            ),
         })
     }
 
@@ -113,11 +128,22 @@ impl GetStream {
         }
         frame.payload = Bytes::from_owner(Whole(reader)).slice(self.sent..end);
         self.metrics.sent(Path::Grpc, (end - self.sent) as u64);
+        self.pace.sent((end - self.sent) as u64);
         self.sent = end;
         if end == total {
             self.next_item();
         }
         Some(Ok(frame))
+    }
+
+    /// Waits until it is this stream's turn to make a frame.
+    pub(super) fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<Option<Turn>> {
+        if self.item >= self.items.len() {
+            return Poll::Ready(None);
+        }
+        let (open, engine) = (&self.open, &self.engine);
+        let over = || matches!(*open.lock(), Open::Expired) || engine.is_given_away();
+        self.pace.poll_turn(context, over)
     }
 
     /// Nothing more comes; a client that asks on gets the end of the stream.

@@ -4,7 +4,11 @@ use std::time::{Duration, Instant};
 
 use tender_proto::{ChunkId, NamespaceDigest, Reason, Refusal, SessionId, v1};
 
+use tonic::Status;
+
+use super::caller::Want;
 use super::{Shared, convert};
+use crate::access::Identity;
 use crate::engine::{ChunkAnswer, LeaseAsk};
 use crate::metrics::Path;
 use crate::tier::Sought;
@@ -43,10 +47,22 @@ impl Below {
 }
 
 impl Asked {
-    pub(super) fn decode(raw: &v1::LookupRequest) -> Result<Self, Refusal> {
+    /// Reads the question of a caller who may ask it.
+    pub(super) fn decode(
+        shared: &Shared,
+        identity: &Identity,
+        raw: &v1::LookupRequest,
+    ) -> Result<Self, Status> {
+        let asked = Self::parse(shared, identity, raw).map_err(|no| shared.refuse_here("lookup", no))?;
+        let right = shared.check_right("lookup", identity, Want::Read, asked.session, asked.namespace);
+        right.map_err(|no| shared.refuse("lookup", no))?;
+        Ok(asked)
+    }
+
+    fn parse(shared: &Shared, identity: &Identity, raw: &v1::LookupRequest) -> Result<Self, Refusal> {
         let ttl = (raw.lease_ms > 0).then(|| Duration::from_millis(raw.lease_ms));
         Ok(Self {
-            session: SessionId::parse(&raw.session_id)?,
+            session: shared.session_of(identity, &raw.session_id)?,
             namespace: NamespaceDigest::parse(&raw.namespace)?,
             chunks: convert::chunks(&raw.chunks)?,
             ask: if raw.lease { LeaseAsk::Lease { ttl, locate: raw.locate } } else { LeaseAsk::None },
@@ -54,12 +70,17 @@ impl Asked {
         })
     }
 
+    /// What all daemons call the namespace, if the session has it.
+    fn known_as(&self, shared: &Shared) -> Option<NamespaceDigest> {
+        Some(shared.engine.resolve(self.session, self.namespace).ok()?.0)
+    }
+
     /// Asks the tiers below for what the arena does not hold, and begins to fetch what they have.
     pub(super) async fn seek(&self, shared: &Shared) -> Below {
         let Some(stack) = shared.stack.as_ref().filter(|_| self.fetch) else { return Below::default() };
         // Who may not ask here is told so by the answer.
         let look = shared.engine.look(self.session, self.namespace, &self.chunks, LeaseAsk::None);
-        let Ok(here) = look else { return Below::default() };
+        let (Ok(here), Some(namespace)) = (look, self.known_as(shared)) else { return Below::default() };
         let missing = |(index, answer): (usize, &ChunkAnswer)| match answer {
             ChunkAnswer::Miss(_) => Some(index),
             ChunkAnswer::Ready { .. } | ChunkAnswer::Pending => None,
@@ -69,12 +90,12 @@ impl Asked {
         if !missing.is_empty() {
             let chunks: Vec<_> = missing.iter().map(|&index| self.chunks[index]).collect();
             let deadline = Instant::now() + stack.lookup_time();
-            let sought = stack.seek(self.namespace, &chunks, deadline).await;
+            let sought = stack.seek(namespace, &chunks, deadline).await;
             missing.into_iter().zip(sought).for_each(|(index, sought)| below.0[index] = Some(sought));
         }
         for (index, answer) in here.chunks.iter().enumerate() {
             if matches!(answer, ChunkAnswer::Pending) {
-                let expected_ms = stack.expected_ms(self.namespace, self.chunks[index]);
+                let expected_ms = stack.expected_ms(namespace, self.chunks[index]);
                 below.0[index] = expected_ms.map(|expected_ms| Sought::Coming { expected_ms });
             }
         }
@@ -92,8 +113,10 @@ impl Asked {
         }
         let lease = found.lease;
         // A scheduler asks once for each request, workers ask again for their load.
-        if let (Some(stack), true, Some(_)) = (&shared.stack, self.fetch, lease) {
-            stack.used(self.namespace, || self.ready(&found.chunks));
+        if let (Some(stack), true, Some(_)) = (&shared.stack, self.fetch, lease)
+            && let Some(namespace) = self.known_as(shared)
+        {
+            stack.used(namespace, || self.ready(&found.chunks));
         }
         let answer = convert::lookup_answer(found, |index| below.expected_ms(index).unwrap_or(0));
         shared.fits_a_message(self.session, lease, &answer)?;
@@ -117,8 +140,10 @@ mod tests {
     use tokio::sync::{Semaphore, watch};
 
     use super::*;
+    use crate::access::Access;
     use crate::config::Config;
     use crate::engine::tests::{Bench, a, b, chunk, chunk_of};
+    use crate::fair::Fair;
     use crate::metrics::Metrics;
     use crate::rpc::status::RefusalLog;
     use crate::shutdown::Phase;
@@ -146,6 +171,8 @@ mod tests {
             let shared = Shared {
                 engine: Arc::clone(&bench.engine),
                 stack: Some(Arc::new(stack)),
+                access: Arc::new(Access::open()),
+                fair: Fair::new(2),
                 metrics: Arc::new(Metrics::new()),
                 phase: watch::channel(Phase::Serving).1,
                 resets: watch::Sender::new(0),

@@ -1,14 +1,17 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
-//! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the stream that a session lives by, `put`
-//! and `get` the streams of bytes, `frames` what the latter writes, `admin` what operators ask, `convert` the messages'
+//! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
+//! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
+//! `admin` what operators ask, `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
+mod caller;
 mod convert;
 mod frames;
 mod get;
 mod lookup;
+mod pace;
 mod put;
 pub(crate) mod server;
 mod service;
@@ -22,7 +25,9 @@ use std::time::Instant;
 use tender_proto::BootId;
 use tokio::sync::{Semaphore, watch};
 
+use crate::access::Access;
 use crate::engine::Engine;
+use crate::fair::Fair;
 use crate::metrics::Metrics;
 use crate::shutdown::Phase;
 use crate::tier::Stack;
@@ -34,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) engine: Arc<Engine>,
     /// Tiers below the arena, if there are any.
     pub(crate) stack: Option<Arc<Stack>>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) fair: Arc<Fair>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Counts resets, so that sessions hear of them.

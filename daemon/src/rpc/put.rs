@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status, Streaming};
 
 use super::Shared;
+use crate::access::Identity;
 use crate::engine::{Engine, PartWriter, StoreAnswer};
 use crate::metrics::Path;
 
@@ -15,17 +16,22 @@ use crate::metrics::Path;
 /// A client that stops sending holds memory no longer than its reservation: the call then ends with what there is.
 pub(super) async fn receive(
     shared: &Shared,
+    identity: &Identity,
     mut frames: Streaming<v1::PutFrame>,
 ) -> Result<Vec<StoreAnswer>, Status> {
     let Some(first) = frames.message().await.map_err(|status| broken(shared, &status))? else {
         return Ok(Vec::new());
     };
-    let session = SessionId::parse(&first.session_id).map_err(|no| shared.refuse_here("put", no))?;
+    let session =
+        shared.session_of(identity, &first.session_id).map_err(|no| shared.refuse_here("put", no))?;
     let mut receiver = Receiver::new(&shared.engine, session, shared.max_frame_bytes);
     let mut frame = first;
     loop {
         shared.metrics.received(Path::Grpc, frame.payload.len() as u64);
-        receiver.take(&frame).map_err(|no| shared.refuse_here("put", no))?;
+        let turn = shared.fair.turn(identity.tenant.usage.number, frame.payload.len() as u64).await;
+        let taken = receiver.take(&frame);
+        drop(turn);
+        taken.map_err(|no| shared.refuse_here("put", no))?;
         match timeout_at(receiver.deadline(), frames.message()).await {
             Ok(Ok(Some(next))) => frame = next,
             Ok(Ok(None)) => break receiver.give_up(Reason::WrongSize),

@@ -1,4 +1,4 @@
-//! The gRPC server: limits on both directions, over Unix sockets and TCP alike.
+//! The gRPC server: limits on both directions, over Unix sockets, TCP and TLS alike.
 
 use std::io;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tender_proto::limits::{
 use tender_proto::v1::admin_server::AdminServer;
 use tender_proto::v1::store_server::StoreServer;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tokio_stream::{Stream, StreamExt};
@@ -25,8 +25,11 @@ use super::admin::AdminService;
 use super::frames::framed;
 use super::service::StoreService;
 use super::typed::typed;
+use crate::access::conn::Conn;
+use crate::access::peer::Peer;
 use crate::fault::{self, Fault};
 use crate::shutdown::Phase;
+use crate::tls::{self, Tls};
 
 /// Streams of one connection. A client's session is one of them for its whole life, and a process may have many.
 const MAX_STREAMS_PER_CONNECTION: u32 = 8192;
@@ -42,7 +45,12 @@ pub(crate) async fn serve_unix(
     listener: UnixListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    serve(shared, UnixListenerStream::new(listener), stop).await
+    let named = |client: UnixStream| {
+        let peer = Peer::Local(client.peer_cred().ok());
+        Conn::new(client, peer)
+    };
+    let incoming = UnixListenerStream::new(listener).map(move |client| client.map(named));
+    serve(shared, incoming, stop).await
 }
 
 /// Serves a TCP socket until `stop` is over, then until its calls are.
@@ -51,7 +59,23 @@ pub(crate) async fn serve_tcp(
     listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    serve(shared, TcpIncoming::from(listener).with_nodelay(Some(true)), stop).await
+    let named = |client: TcpStream| {
+        let peer = Peer::Plain(client.peer_addr().ok());
+        Conn::new(client, peer)
+    };
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(move |client| client.map(named));
+    serve(shared, incoming, stop).await
+}
+
+/// Serves a TCP socket with TLS until `stop` is over, then until its calls are.
+pub(crate) async fn serve_tls(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    tls: Arc<Tls>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    let incoming = tls::incoming(listener, tls, Arc::clone(&shared.metrics), shared.phase.clone());
+    serve(shared, incoming, stop).await
 }
 
 async fn serve<C>(

@@ -11,12 +11,15 @@ use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, SessionId, v1};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::caller::Want;
 use super::convert;
 use super::frames::Rider;
 use super::get::GetStream;
 use super::session::SessionStream;
 use super::{Shared, lookup, put};
+use crate::access::Identity;
 use crate::engine::{CommitAsk, LeaseGrant, ReserveAnswer, StoreAnswer, Suspects};
+use crate::fair::Turn;
 use crate::metrics::Path;
 
 /// The service, cheap to clone.
@@ -41,14 +44,17 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::RegisterRequest>,
     ) -> Result<Response<v1::RegisterResponse>, Status> {
+        let identity = self.0.identify("register", &request)?;
         let raw = request.into_inner();
         let decode = || {
             let descriptor = raw.descriptor.as_ref().ok_or_else(|| {
                 Refusal::new(Reason::Malformed, "a registration without descriptor", "send the descriptor")
             })?;
-            let (session, claimed) =
-                (SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?);
-            Ok((session, Descriptor::parse(descriptor)?, claimed))
+            let session = self.0.session_of(&identity, &raw.session_id)?;
+            let (descriptor, claimed) =
+                (Descriptor::parse(descriptor)?, NamespaceDigest::parse(&raw.namespace)?);
+            self.0.check_descriptor(&identity, &descriptor, claimed)?;
+            Ok((session, descriptor, claimed))
         };
         self.0.answer("register", decode, |(session, descriptor, claimed)| {
             let name = Some(raw.pinned_name.as_str()).filter(|name| !name.is_empty());
@@ -62,9 +68,10 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::LookupRequest>,
     ) -> Result<Response<v1::LookupResponse>, Status> {
+        let identity = self.0.identify("lookup", &request)?;
         let raw = request.into_inner();
         let start = Instant::now();
-        let asked = lookup::Asked::decode(&raw).map_err(|no| self.0.refuse_here("lookup", no))?;
+        let asked = lookup::Asked::decode(&self.0, &identity, &raw)?;
         // Leases are granted after the last wait: a caller that goes away leaves none.
         let sought = asked.seek(&self.0).await;
         let answer = asked.answer(&self.0, &sought).map_err(|no| self.0.refuse("lookup", no))?;
@@ -76,12 +83,13 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::ReleaseRequest>,
     ) -> Result<Response<v1::ReleaseResponse>, Status> {
+        let identity = self.0.identify("release", &request)?;
         let raw = request.into_inner();
-        doubt_aside(&self.0, &raw);
         self.0.answer(
             "release",
-            || SessionId::parse(&raw.session_id),
+            || self.0.session_of(&identity, &raw.session_id),
             |session| {
+                doubt_aside(&self.0, session, &raw);
                 let ends = self.0.engine.release(session, &raw.lease_ids)?;
                 Ok(v1::ReleaseResponse { outcomes: ends.into_iter().map(convert::lease_end).collect() })
             },
@@ -92,14 +100,24 @@ impl v1::store_server::Store for StoreService {
         &self,
         request: Request<v1::ReserveRequest>,
     ) -> Result<Response<v1::ReserveResponse>, Status> {
+        let identity = self.0.identify("reserve", &request)?;
         let raw = request.into_inner();
-        let decode = || Ok((SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?));
+        let decode = || {
+            let session = self.0.session_of(&identity, &raw.session_id)?;
+            Ok((session, NamespaceDigest::parse(&raw.namespace)?))
+        };
         self.0.answer("reserve", decode, |(session, namespace)| {
-            let (asks, refused) = convert::sort_out(&raw.items, convert::reserve_ask);
+            self.0.check_right("reserve", &identity, Want::Write, session, namespace)?;
+            let in_time = |item: &v1::ReserveItem| {
+                let ask = convert::reserve_ask(item)?;
+                if identity.tenant.may_store(ask.bytes) { Ok(ask) } else { Err(Reason::Throttled) }
+            };
+            let (asks, refused) = convert::sort_out(&raw.items, in_time);
             // An epoch that no namespace reaches is as stale as one that is over.
             let gathered_in = (raw.epoch != 0).then(|| u32::try_from(raw.epoch).unwrap_or(0));
             let (answers, epoch) = self.0.engine.reserve_gathered(session, namespace, gathered_in, &asks)?;
             self.0.count(&refused);
+            self.0.note_quota(&identity, &refused, &answers);
             let merged = convert::merge(&refused, answers, |_, reason| ReserveAnswer::Refused(reason));
             let outcomes = merged.map(convert::reserve_outcome).collect();
             Ok(v1::ReserveResponse { outcomes, epoch: u64::from(epoch) })
@@ -111,10 +129,14 @@ impl v1::store_server::Store for StoreService {
         request: Request<v1::CommitRequest>,
     ) -> Result<Response<v1::CommitResponse>, Status> {
         let start = Instant::now();
+        let identity = self.0.identify("commit", &request)?;
         let raw = request.into_inner();
-        let session = SessionId::parse(&raw.session_id).map_err(|no| self.0.refuse_here("commit", no))?;
+        let session =
+            self.0.session_of(&identity, &raw.session_id).map_err(|no| self.0.refuse_here("commit", no))?;
         let (asks, refused) = convert::sort_out(&raw.items, convert::commit_ask);
-        let answers = commit_aside(&self.0, session, asks).await?;
+        let bytes = asks.iter().map(|ask| ask.bytes).fold(0, u64::saturating_add);
+        let turn = self.0.fair.turn(identity.tenant.usage.number, bytes).await;
+        let answers = commit_aside(&self.0, session, asks, turn).await?;
         // A reservation is over after its commit, also after one that could not be read.
         let unread = raw.items.iter().zip(&refused).filter(|(_, refused)| refused.is_some());
         let unread: Vec<u64> = unread.map(|(item, _)| item.reservation_id).collect();
@@ -132,10 +154,11 @@ impl v1::store_server::Store for StoreService {
     }
 
     async fn abort(&self, request: Request<v1::AbortRequest>) -> Result<Response<v1::AbortResponse>, Status> {
+        let identity = self.0.identify("abort", &request)?;
         let raw = request.into_inner();
         self.0.answer(
             "abort",
-            || SessionId::parse(&raw.session_id),
+            || self.0.session_of(&identity, &raw.session_id),
             |session| {
                 let outcomes = self.0.engine.abort(session, &raw.reservation_ids)?;
                 let wire = |no: Option<Reason>| no.map_or(0, |reason| reason.to_wire().into());
@@ -149,13 +172,15 @@ impl v1::store_server::Store for StoreService {
         request: Request<Streaming<v1::PutFrame>>,
     ) -> Result<Response<v1::PutResponse>, Status> {
         let start = Instant::now();
-        let answers = put::receive(&self.0, request.into_inner()).await?;
+        let identity = self.0.identify("put", &request)?;
+        let answers = put::receive(&self.0, &identity, request.into_inner()).await?;
         self.0.metrics.call("put", start.elapsed());
         Ok(Response::new(v1::PutResponse { outcomes: answers.iter().map(convert::store_outcome).collect() }))
     }
 
     async fn get(&self, request: Request<v1::GetRequest>) -> Result<Response<Self::GetStream>, Status> {
-        let stream = GetStream::open(&self.0, &request.into_inner());
+        let identity = self.0.identify("get", &request)?;
+        let stream = GetStream::open(&self.0, &identity, &request.into_inner());
         let stream = stream.map_err(|no| self.0.refuse_here("get", no))?;
         // The frames are written by hand; this body only stands in for theirs.
         let mut response = Response::new(tokio_stream::empty());
@@ -178,6 +203,17 @@ impl Shared {
         let answer = act(ask).map_err(|no| self.refuse(call, no))?;
         self.metrics.call(call, start.elapsed());
         Ok(Response::new(answer))
+    }
+
+    /// Refusals for the tenant's quotas go into its audit, once for each reason.
+    fn note_quota(&self, identity: &Identity, refused: &[Option<Reason>], answers: &[ReserveAnswer]) {
+        if refused.contains(&Some(Reason::Throttled)) {
+            self.access.note("reserve", identity, Reason::Throttled, "it stores faster than its quota");
+        }
+        if answers.iter().any(|answer| *answer == ReserveAnswer::Refused(Reason::OverQuota)) {
+            let why = "its quota is full of what is in use or being stored";
+            self.access.note("reserve", identity, Reason::OverQuota, why);
+        }
     }
 
     fn count(&self, refused: &[Option<Reason>]) {
@@ -209,8 +245,7 @@ impl Shared {
 
 /// Looks into what a reader doubts, beside the answer to it. When all hands are busy the doubt is forgotten: whoever
 /// reads the chunk next will tell of it again.
-fn doubt_aside(shared: &Arc<Shared>, request: &v1::ReleaseRequest) {
-    let Ok(session) = SessionId::parse(&request.session_id) else { return };
+fn doubt_aside(shared: &Arc<Shared>, session: SessionId, request: &v1::ReleaseRequest) {
     if request.suspects.is_empty() {
         return;
     }
@@ -232,6 +267,7 @@ async fn commit_aside(
     shared: &Arc<Shared>,
     session: SessionId,
     asks: Vec<CommitAsk>,
+    fair: Turn,
 ) -> Result<Vec<StoreAnswer>, Status> {
     let broken = || {
         let no = Refusal::new(Reason::Internal, "a commit", "try again; the daemon's log says more");
@@ -241,7 +277,7 @@ async fn commit_aside(
     let worker = Arc::clone(shared);
     let work = move || {
         // Held until the copy is done, also when nobody waits for it any more.
-        let _turn = turn;
+        let (_turn, _fair) = (turn, fair);
         let answers = worker.engine.commit(session, &asks)?;
         let stored = asks.iter().zip(&answers).filter(|(_, answer)| answer.outcome.is_ok());
         worker.metrics.received(Path::Shm, stored.map(|(ask, _)| ask.bytes).sum());

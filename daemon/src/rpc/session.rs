@@ -1,7 +1,5 @@
 //! The stream that a session lives by: when the client goes away, gRPC drops it, and the session ends with it.
 
-use std::fmt;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,16 +9,16 @@ use bytes::Bytes;
 use tender_proto::limits::PROTOCOL_VERSION;
 use tender_proto::v1::session_event::Event;
 use tender_proto::{Reason, Refusal, SessionId, v1};
-use tokio::net::unix::UCred;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::WatchStream;
-use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
 use super::Shared;
 use super::convert::millis;
+use crate::access::peer::Peer;
 use crate::engine::Engine;
+use crate::session::Attach;
 use crate::shutdown::Phase;
 
 /// Often enough that a connection that died silently is noticed before its leases would end.
@@ -56,13 +54,21 @@ pub(super) struct SessionStream {
 
 impl SessionStream {
     pub(super) fn open(shared: &Shared, request: &Request<v1::SessionRequest>) -> Result<Self, Status> {
-        let peer = Peer::of(request);
+        let identity = shared.identify("session", request)?;
+        let peer = request.extensions().get::<Arc<Peer>>().cloned();
         let request = request.get_ref();
         check(request).map_err(|no| shared.refuse_here("session", no))?;
+        if !identity.may_anywhere() {
+            let no = shared.access.deny("session", &identity, "its tenant has no rights on any namespace");
+            return Err(shared.refuse_here("session", no));
+        }
+        let owner = identity.owner();
+        let (is_local, attach) = (matches!(peer.as_deref(), Some(Peer::Local(_))), owner.attach);
         let engine = &shared.engine;
         // The engine's own lines about the session say who is behind it.
-        let opening = tracing::info_span!("peer", %peer);
-        let opened = opening.in_scope(|| engine.open_session(&request.client_name, request.pid));
+        let shown = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
+        let opening = tracing::info_span!("peer", peer = shown, tenant = %identity.tenant.spec.name);
+        let opened = opening.in_scope(|| engine.open_session_of(owner, &request.client_name, request.pid));
         let id = opened.map_err(|no| shared.refuse("session", no))?;
         let session = OpenSession { engine: Arc::clone(engine), id };
         let config = engine.config();
@@ -70,7 +76,7 @@ impl SessionStream {
             session_id: Bytes::copy_from_slice(id.as_bytes()),
             boot_id: Bytes::copy_from_slice(shared.boot.as_bytes()),
             daemon_version: env!("CARGO_PKG_VERSION").into(),
-            shm_offered: matches!(peer, Peer::Local(_)),
+            shm_offered: is_local && attach != Attach::Nobody,
             arena_bytes: engine.arena_file_bytes(),
             default_lease_ms: millis(config.default_lease),
             max_lease_ms: millis(config.max_lease),
@@ -123,33 +129,6 @@ fn check(request: &v1::SessionRequest) -> Result<(), Refusal> {
         return Err(Refusal::new(Reason::Malformed, subject, advice));
     }
     Ok(())
-}
-
-/// Who opened a session, as the system says.
-#[derive(Debug)]
-enum Peer {
-    /// Over a Unix socket; its credentials if the system told them.
-    Local(Option<UCred>),
-    Remote(Option<SocketAddr>),
-}
-
-impl Peer {
-    fn of<T>(request: &Request<T>) -> Self {
-        match request.extensions().get::<UdsConnectInfo>() {
-            Some(info) => Self::Local(info.peer_cred),
-            None => Self::Remote(request.remote_addr()),
-        }
-    }
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local(Some(cred)) => write!(f, "local uid={} pid={}", cred.uid(), cred.pid().unwrap_or(0)),
-            Self::Remote(Some(address)) => address.fmt(f),
-            Self::Local(None) | Self::Remote(None) => f.write_str("unknown"),
-        }
-    }
 }
 
 impl Stream for SessionStream {

@@ -50,7 +50,7 @@ impl Daemon {
     pub(crate) fn tcp(&self) -> String {
         let tcp = self.app.addresses().iter().find_map(|place| match place {
             Listen::Tcp(at) => Some(at.to_string()),
-            Listen::Unix(_) => None,
+            Listen::Unix(_) | Listen::Tls(_) => None,
         });
         tcp.unwrap()
     }
@@ -129,6 +129,7 @@ pub(crate) fn descriptor() -> Descriptor {
         layout_fingerprint: [1; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: 1,
+        domain: String::new(),
     }
 }
 

@@ -34,9 +34,18 @@ def test_client_keys_are_handed_on_as_they_are():
     assert json.loads(settings.plan_json()) == {"prompt_only": True}
 
 
+def test_certificates_and_a_token_are_the_clients():
+    tls = {"ca": "/ca.pem", "cert": "/c.pem", "key": "/k.pem", "server_name": "tenderd"}
+    settings = Settings.parse({"address": "tls://h:1", "tls": tls, "token_file": "/t"})
+    client = json.loads(settings.client_json("tls://h:1", "n"))
+    assert (client["tls"], client["token_file"]) == (tls, "/t")
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
+        ({"address": "tls://h:1", "tls": {"cert": "/c.pem"}}, "tls.cert"),
+        ({"address": "tcp://h:1", "token_file": "/t"}, "in the clear"),
         ({"adress": "unix:/a"}, "did you mean 'address'"),
         ({"zzz": 1}, "the keys are"),
         ({"client_name": "me"}, "no key 'client_name'"),

@@ -133,7 +133,7 @@ class Daemon:
     def _command(self) -> list[str]:
         listen = ["--listen", self.address]
         if self.tcp_port is not None:
-            listen += ["--listen", f"tcp://127.0.0.1:{self.tcp_port}"]
+            listen += ["--listen", f"tcp://127.0.0.1:{self.tcp_port}", "--allow-plaintext-tcp"]
         arena = ["--arena-size", self.arena, "--arena-path", str(self._arena_file())]
         return [*self._on, str(program("tenderd")), *listen, *arena, *self._flags]
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use arbitrary::{Arbitrary, Unstructured};
 use tender_client::ClientConfig;
-use tender_daemon::config::Config;
+use tender_daemon::config::{Config, Listen};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 /// A setting: its table in the file, its key there, its flag, and whether the file wants it without quotes.
@@ -15,11 +15,17 @@ type Setting = (&'static str, &'static str, &'static str, bool);
 const SETTINGS: &[Setting] = &[
     ("", "name", "name", false),
     ("", "listen", "listen", false),
+    ("", "allow_plaintext_tcp", "allow-plaintext-tcp", true),
+    ("", "policy", "policy", false),
     ("", "socket_mode", "socket-mode", false),
     ("", "admin", "admin", false),
     ("", "drain_grace", "drain-grace", false),
     ("", "exit_when_unused", "exit-when-unused", false),
     ("", "worker_threads", "worker-threads", true),
+    ("tls", "cert", "tls-cert", false),
+    ("tls", "key", "tls-key", false),
+    ("tls", "client_ca", "tls-client-ca", false),
+    ("tls", "client_auth", "tls-client-auth", false),
     ("arena", "size", "arena-size", false),
     ("arena", "path", "arena-path", false),
     ("arena", "prefault", "arena-prefault", true),
@@ -71,6 +77,9 @@ const VALUES: &[&str] = &[
     "0600",
     "unix:/run/t.sock",
     "tcp://127.0.0.1:0",
+    "tls://127.0.0.1:0",
+    "optional",
+    "none",
     "127.0.0.1:1",
     "/dev/shm/a",
     "18446744073709551615",
@@ -169,6 +178,8 @@ fn daemon(config: Result<Config, tender_daemon::config::ConfigError>) -> Option<
     assert!(!config.listen.is_empty() && config.worker_threads > 0 && config.max_calls_per_connection > 0);
     assert!((1..=FRAME_PAYLOAD_BYTES).contains(&config.max_frame_bytes));
     assert!(config.socket_mode <= 0o777);
+    let encrypted = config.listen.iter().any(|place| matches!(place, Listen::Tls(_)));
+    assert!(!encrypted || config.tls.is_some());
     assert!(engine.arena.place.is_absolute());
     assert!(!engine.default_lease.is_zero() && engine.default_lease <= engine.max_lease);
     assert!(!engine.reservation.is_zero());

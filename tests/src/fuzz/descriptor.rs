@@ -16,6 +16,7 @@ pub(super) struct Draft {
     fingerprint_bytes: u8,
     ranks: Option<[u8; 3]>,
     key_chain_version: u32,
+    domain: Option<Text>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -112,6 +113,7 @@ pub(super) fn message(draft: Draft) -> v1::NamespaceDescriptor {
             context_parallel: cp.into(),
         }),
         key_chain_version: draft.key_chain_version,
+        domain: draft.domain.map(text).unwrap_or_default(),
     }
 }
 

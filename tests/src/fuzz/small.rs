@@ -96,6 +96,7 @@ pub(super) fn descriptor(model: u8) -> Descriptor {
         layout_fingerprint: [1; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: KEY_CHAIN_VERSION,
+        domain: String::new(),
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::failed;
 use crate::admin;
 use crate::config::Address;
+use crate::credentials::Credentials;
 use crate::error::ClientError;
 
 /// Touching every page of the arena may take this long.
@@ -29,7 +30,7 @@ impl Daemon {
         let local = Address::Unix(socket.clone());
         let remote: Address = format!("tcp://127.0.0.1:{}", free_port()?).parse()?;
         let child = Command::new(&program)
-            .args(["--listen", &local.to_string(), "--listen", &remote.to_string()])
+            .args(["--listen", &local.to_string(), "--listen", &remote.to_string(), "--allow-plaintext-tcp"])
             .args(["--name", &format!("bench-{}", std::process::id())])
             .args(["--arena-size", &arena_bytes.to_string(), "--arena-keep", "false", "--log-level", "warn"])
             .stdin(Stdio::null())
@@ -49,7 +50,9 @@ impl Daemon {
 
     fn wait(&mut self) -> Result<(), ClientError> {
         let start = Instant::now();
-        while !admin::ping(&self.local, Duration::from_secs(1)).is_ok_and(|pong| pong.ready) {
+        while !admin::ping(&self.local, &Credentials::default(), Duration::from_secs(1))
+            .is_ok_and(|pong| pong.ready)
+        {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(failed("tenderd", format!("it ended with {status}; its message is above")));
             }

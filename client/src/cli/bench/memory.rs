@@ -154,6 +154,7 @@ fn descriptor(layout: &ProvedLayout, chunk_bytes: usize) -> Result<Descriptor, R
         layout_fingerprint: layout.fingerprint(),
         ranks: RankGeometry::SINGLE,
         key_chain_version: KEY_CHAIN_VERSION,
+        domain: String::new(),
     })
 }
 

@@ -160,6 +160,7 @@ pub(crate) fn descriptor(model: &str) -> Descriptor {
         layout_fingerprint: [1; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: 1,
+        domain: String::new(),
     }
 }
 

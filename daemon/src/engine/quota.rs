@@ -1,0 +1,46 @@
+//! What a domain may hold. A domain at its quota makes room for what it stores by evicting what it has not used for
+//! longest: of its own, never of others.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Core;
+use crate::access::policy::StorageQuota;
+use crate::namespace::Namespace;
+
+impl Core {
+    /// Brings the domain of a namespace within its quota, after something was reserved in it; false when that cannot
+    /// be, since the rest is in use or is being stored.
+    pub(super) fn keep_to_quota(&self, namespace: &Namespace) -> bool {
+        let domain = &*namespace.descriptor.domain;
+        let quotas = self.quotas.load();
+        let Some(quota) = quotas.get(domain) else { return true };
+        let all = self.namespaces.in_domain(domain);
+        // What is being stored cannot be evicted: no need to lose anything for what does not fit even so.
+        if !beside_the_ready(*quota, &all) {
+            return false;
+        }
+        while !within(*quota, &all) {
+            if !self.index.evict_oldest_in(domain) {
+                return within(*quota, &all);
+            }
+        }
+        true
+    }
+}
+
+fn beside_the_ready(quota: StorageQuota, namespaces: &[Arc<Namespace>]) -> bool {
+    let bytes: u64 = namespaces.iter().map(|n| n.inflight.used_bytes()).sum();
+    let chunks: u64 = namespaces.iter().map(|n| n.counters.pending_chunks.load(Ordering::Acquire)).sum();
+    (quota.bytes == 0 || bytes <= quota.bytes) && (quota.chunks == 0 || chunks <= quota.chunks)
+}
+
+fn within(quota: StorageQuota, namespaces: &[Arc<Namespace>]) -> bool {
+    let sum = |count: fn(&Namespace) -> u64| namespaces.iter().map(|namespace| count(namespace)).sum::<u64>();
+    let bytes = || sum(|n| n.counters.ready_bytes.load(Ordering::Acquire) + n.inflight.used_bytes());
+    let chunks = || {
+        let ready = sum(|n| n.counters.ready_chunks.load(Ordering::Acquire));
+        ready + sum(|n| n.counters.pending_chunks.load(Ordering::Acquire))
+    };
+    (quota.bytes == 0 || bytes() <= quota.bytes) && (quota.chunks == 0 || chunks() <= quota.chunks)
+}
