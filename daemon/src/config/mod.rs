@@ -2,6 +2,7 @@
 //! settings, each of which may be missing), it becomes a [`Config`] here: complete, checked, and the only form
 //! that other modules see. Every default has its one home in `defaults`; the help text is made from it.
 
+mod disk;
 mod file;
 mod flags;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use clap::{CommandFactory, FromArgMatches};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 use crate::engine::{ArenaConfig, EngineConfig};
+pub use disk::DiskConfig;
 use flags::{Flags, Settings};
 pub use flags::{HostPort, Listen, LogFormat};
 
@@ -48,6 +50,13 @@ mod defaults {
     pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
     pub(super) const MAX_NAMESPACES: usize = 256;
     pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
+    /// A thousandth of a large disk, and chunks of any size fit.
+    pub(super) const DISK_SEGMENT_SIZE: ByteSize = ByteSize::mib(256);
+    /// 22 TB a day: what a drive of 7 TB for three writes of itself a day can take.
+    pub(super) const DISK_WRITE_RATE: ByteSize = ByteSize::mib(256);
+    /// Enough to keep a flash disk busy with reads of a megabyte.
+    pub(super) const DISK_READS: usize = 8;
+    pub(super) const DISK_DISCARD: bool = false;
     pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
     pub(super) const LOG_LEVEL: &str = "info";
 
@@ -82,6 +91,8 @@ pub struct Config {
     pub max_frame_bytes: usize,
     /// Calls under way on one connection.
     pub max_calls_per_connection: usize,
+    /// Files that keep chunks; `None` for none.
+    pub disk: Option<DiskConfig>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// A filter in the words of `tracing`.
@@ -211,6 +222,7 @@ impl Config {
                 "max-calls-per-connection",
                 calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
             )?,
+            disk: disk::check(&settings.disk)?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
             engine: engine(&settings, &name)?,
@@ -374,6 +386,11 @@ fn default_text(id: &str) -> Option<String> {
         "max_namespaces" => defaults::MAX_NAMESPACES.to_string(),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
+        "disk-path" => "none".into(),
+        "disk-segment-size" => size(defaults::DISK_SEGMENT_SIZE),
+        "disk-write-rate" => size(defaults::DISK_WRITE_RATE),
+        "disk-reads" => defaults::DISK_READS.to_string(),
+        "discard-disk" => defaults::DISK_DISCARD.to_string(),
         "log-format" => format!("{:?}", defaults::LOG_FORMAT).to_lowercase(),
         "log-level" => defaults::LOG_LEVEL.into(),
         _ => return None,

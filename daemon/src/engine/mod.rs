@@ -41,6 +41,7 @@ pub use read::PartReader;
 pub use restore::Restored;
 pub use scrub::Suspects;
 pub use store::PartWriter;
+pub(crate) use store::ReadError;
 pub use types::*;
 
 /// The daemon's heart. Share it in an `Arc`.
