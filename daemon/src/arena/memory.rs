@@ -2,7 +2,10 @@
 //!
 //! Whoever is late (a copy that was under way, a record that is cleared when the last reader goes) must not write into
 //! what belongs to somebody else by then. So every write asks here, and giving away waits for those that were admitted.
-#![allow(unsafe_code, reason = "hands on the mapping's slices; whoever asks vouches that nobody writes. Files are read straight into it")]
+#![allow(
+    unsafe_code,
+    reason = "hands on the mapping's slices; whoever asks vouches that nobody writes. Files are read straight into it"
+)]
 
 use std::fs::File;
 use std::io;
@@ -77,8 +80,11 @@ impl Memory {
     /// Begins to read a file into it; `None` once the arena was given away, or is about to be.
     pub(crate) fn reading(&self) -> Option<Reading<'_>> {
         let mut reads = self.reads.lock();
-        reads.under_way += usize::from(!reads.shut);
-        (!reads.shut).then_some(Reading(self))
+        if reads.shut {
+            return None;
+        }
+        reads.under_way += 1;
+        Some(Reading(self))
     }
     /// Waits for the reads under way and lets no more begin. False, and all is as before, if that takes too long.
     pub(crate) fn shut_reads(&self, patience: Duration) -> bool {

@@ -217,7 +217,10 @@ impl Arena {
     pub(crate) fn give_away(&self) -> io::Result<File> {
         let file = self.file.try_clone()?;
         if !self.map.shut_reads(READS_PATIENCE) {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "a read from a disk into the arena does not end"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "a read from a disk into the arena does not end",
+            ));
         }
         self.map.give_away();
         Ok(file)

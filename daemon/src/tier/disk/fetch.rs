@@ -108,10 +108,12 @@ impl Fetch {
             let _operation = self.shared.health.begin();
             fault::check(Fault::DiskRead)?;
             let done = writer.written_bytes();
-            writer.read_from(file, at + done, PIECE_BYTES.min(whole - done)).map_err(|error| match error {
-                ReadError::Io(error) => Stop::Io(error),
-                ReadError::Refused(reason) => Stop::With(FetchError::Refused(reason)),
-            })?;
+            writer.read_from(file, at + done, PIECE_BYTES.min(whole - done)).map_err(
+                |error| match error {
+                    ReadError::Io(error) => Stop::Io(error),
+                    ReadError::Refused(reason) => Stop::With(FetchError::Refused(reason)),
+                },
+            )?;
         }
         let rest = usize::try_from(writer.bytes() - whole).map_err(|_| Stop::Corrupt)?;
         if rest > 0 {

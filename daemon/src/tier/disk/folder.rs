@@ -114,9 +114,9 @@ pub(super) struct Opened {
 pub(super) fn open(config: &DiskConfig, patience: Duration) -> Result<Folder, DiskError> {
     let path = &config.path;
     let io = |doing| move |source| DiskError::Io { folder: path.clone(), doing, source };
-    only_ours(path).map_err(io("list"))?.map_or(Ok(()), |found| {
-        Err(DiskError::Foreign { folder: path.clone(), found })
-    })?;
+    only_ours(path)
+        .map_err(io("list"))?
+        .map_or(Ok(()), |found| Err(DiskError::Foreign { folder: path.clone(), found }))?;
     let lock = lock(path, patience)?;
     let superblock = superblock(config)?;
     let superblock = match superblock {
@@ -139,7 +139,8 @@ pub(super) fn open(config: &DiskConfig, patience: Duration) -> Result<Folder, Di
     let mut folder =
         Folder { name: superblock.folder, segments: Vec::new(), direct: true, lock, foreign_segments: 0 };
     for slot in 0..count {
-        let (opened, direct) = folder.segment(path, slot, config.segment_bytes).map_err(io("take the room of"))?;
+        let (opened, direct) =
+            folder.segment(path, slot, config.segment_bytes).map_err(io("take the room of"))?;
         folder.direct &= direct;
         folder.segments.push(opened);
     }
@@ -250,7 +251,11 @@ impl Folder {
             Ok(header) if header.folder == self.name && header.slot == slot => header.fill,
             Err(Bad::Nothing) => 0,
             other => {
-                tracing::warn!(slot, ?other, "a segment of the disk tier is damaged or another's, and counts as empty");
+                tracing::warn!(
+                    slot,
+                    ?other,
+                    "a segment of the disk tier is damaged or another's, and counts as empty"
+                );
                 self.foreign_segments += 1;
                 0
             }

@@ -156,7 +156,9 @@ fn header_len(parts: usize) -> usize {
 /// Bytes that a record with these parts takes, or `None` beyond all numbers.
 pub(super) fn record_bytes(parts: impl ExactSizeIterator<Item = u64>) -> Option<u64> {
     let header = padded((header_len(parts.len()) + SUM_BYTES) as u64);
-    parts.map(|bytes| bytes.checked_next_multiple_of(BLOCK_BYTES)).try_fold(header, |all, part| all.checked_add(part?))
+    parts
+        .map(|bytes| bytes.checked_next_multiple_of(BLOCK_BYTES))
+        .try_fold(header, |all, part| all.checked_add(part?))
 }
 
 impl RecordHeader {
@@ -195,10 +197,7 @@ impl RecordHeader {
             bytes: raw.u64(header_len(index)),
             digest: ContentDigest::from_bytes(raw.array(header_len(index) + 8)),
         };
-        let chunk = ChunkId {
-            group: GroupIndex(raw.u16(14)),
-            hash: ChainHash::from_bytes(raw.array(96)),
-        };
+        let chunk = ChunkId { group: GroupIndex(raw.u16(14)), hash: ChainHash::from_bytes(raw.array(96)) };
         let header = Self {
             fill: raw.u64(16),
             at: raw.u64(24),

@@ -133,7 +133,8 @@ mod tests {
 
     #[test]
     fn everything_that_names_a_chunk_decides_its_key() {
-        let chunk = |group, byte| ChunkId { group: GroupIndex(group), hash: ChainHash::from_bytes([byte; 32]) };
+        let chunk =
+            |group, byte| ChunkId { group: GroupIndex(group), hash: ChainHash::from_bytes([byte; 32]) };
         let namespace = |byte| NamespaceDigest::from_bytes([byte; 32]);
         let mut keys = Keys::of(namespace(1), 1);
         let mut all = vec![keys.key(chunk(0, 1)), keys.key(chunk(1, 1)), keys.key(chunk(0, 2))];

@@ -121,7 +121,8 @@ impl Disk {
         let known = shared.namespaces.know(namespace.digest, &namespace.descriptor).ok_or_else(unwanted)?;
         let key = Keys::of(namespace.digest, known.generation).key(chunk);
         let group = namespace.descriptor.group_of(chunk).map_err(|_| Kept::Failed)?;
-        let has = |bits| Coverage::new(bits, group.blocks_per_chunk).is_ok_and(|has| has.contains(stored.coverage));
+        let has =
+            |bits| Coverage::new(bits, group.blocks_per_chunk).is_ok_and(|has| has.contains(stored.coverage));
         if shared.index.get(&key).is_some_and(|entry| has(entry.coverage_bits)) {
             return Err(Kept::Yes);
         }

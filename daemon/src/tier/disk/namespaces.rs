@@ -116,7 +116,8 @@ impl Namespaces {
 
     fn save_all(&self) -> io::Result<()> {
         let _one = self.saving.lock();
-        let all: Vec<_> = self.known.read().iter().map(|(digest, known)| (*digest, Arc::clone(known))).collect();
+        let all: Vec<_> =
+            self.known.read().iter().map(|(digest, known)| (*digest, Arc::clone(known))).collect();
         fault::check(Fault::DiskNamespaces)?;
         replace(&self.folder, NAME, &encode(&all))?;
         all.iter().for_each(|(_, known)| known.saved.store(true, Ordering::Release));
@@ -174,7 +175,8 @@ fn decode(raw: &[u8]) -> Option<HashMap<NamespaceDigest, Arc<Known>>> {
         rest = after;
         let digest = NamespaceDigest::from_bytes(*digest);
         // One that this version reads otherwise is not the one that was meant.
-        let Some(descriptor) = Descriptor::decode(descriptor).ok().filter(|read| read.digest() == digest) else {
+        let Some(descriptor) = Descriptor::decode(descriptor).ok().filter(|read| read.digest() == digest)
+        else {
             continue;
         };
         let generation = u64::from_le_bytes(*generation);

@@ -32,7 +32,8 @@ pub(super) type End = Option<u64>;
 
 impl Recovery {
     pub(super) fn new(shared: &Arc<Shared>) -> Arc<Self> {
-        let filled = shared.slots().map(|(slot, segment)| (slot, segment.fill())).filter(|&(_, fill)| fill != 0);
+        let filled =
+            shared.slots().map(|(slot, segment)| (slot, segment.fill())).filter(|&(_, fill)| fill != 0);
         let mut segments: Vec<_> = filled.collect();
         segments.sort_unstable_by_key(|&(_, fill)| std::cmp::Reverse(fill));
         let shared = Arc::clone(shared);
@@ -72,7 +73,9 @@ impl Recovery {
 
     fn scan(&self, slot: u32, fill: u64) -> End {
         let end = self.walk(slot, fill);
-        if self.shared.unrecovered.fetch_sub(1, Ordering::AcqRel) == 1 && !self.shared.stop.load(Ordering::Relaxed) {
+        if self.shared.unrecovered.fetch_sub(1, Ordering::AcqRel) == 1
+            && !self.shared.stop.load(Ordering::Relaxed)
+        {
             self.done();
         }
         end

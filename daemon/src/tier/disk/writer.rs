@@ -80,7 +80,9 @@ impl Writer {
         }
         while let Ok(job) = jobs.recv() {
             match job {
-                Job::Keep(_, reply) if self.shared.stop.load(Ordering::Relaxed) => _ = reply.send(Kept::Failed),
+                Job::Keep(_, reply) if self.shared.stop.load(Ordering::Relaxed) => {
+                    _ = reply.send(Kept::Failed)
+                }
                 Job::Keep(chunk, reply) => {
                     let kept = self.keep(&chunk);
                     // Found or forgotten first, then asked for again.
@@ -199,7 +201,9 @@ impl Writer {
         self.last_fill = fill;
         segment.begin(fill);
         self.active = Some(Active { slot, fill, at: FIRST_RECORD_AT, failures: 0 });
-        if self.empty().is_none() && let Some(oldest) = self.oldest() {
+        if self.empty().is_none()
+            && let Some(oldest) = self.oldest()
+        {
             self.keep_what_was_read(oldest);
             shared.void(oldest);
         }
@@ -212,7 +216,8 @@ impl Writer {
 
     fn oldest(&self) -> Option<u32> {
         let active = self.active.map(|active| active.slot);
-        let others = self.shared.slots().filter(|&(slot, segment)| Some(slot) != active && segment.fill() != 0);
+        let others =
+            self.shared.slots().filter(|&(slot, segment)| Some(slot) != active && segment.fill() != 0);
         others.min_by_key(|(_, segment)| segment.fill()).map(|(slot, _)| slot)
     }
 
@@ -245,10 +250,12 @@ impl Writer {
         let operation = shared.health.begin();
         let header = read_header(&from.file, seen.at(), from.fill())?;
         drop(operation);
-        let same = |header: &RecordHeader| Keys::of(header.key.namespace, header.generation).key(header.key.chunk);
+        let same =
+            |header: &RecordHeader| Keys::of(header.key.namespace, header.generation).key(header.key.chunk);
         let Ok(old) = header.as_ref() else { return Ok(0) };
         let counts = shared.namespaces.is_current(old.key.namespace, old.generation);
-        let Some(active) = self.active.filter(|active| active.at + seen.bytes() <= shared.segment_bytes) else {
+        let Some(active) = self.active.filter(|active| active.at + seen.bytes() <= shared.segment_bytes)
+        else {
             return Ok(0);
         };
         if same(old) != key || !counts || old.total_bytes() != seen.bytes() {
