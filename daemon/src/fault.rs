@@ -51,6 +51,16 @@ pub enum Fault {
     PartOpen,
     /// A stored part cannot be read on, in the middle of a stream.
     PartRead,
+    /// The disk tier's files cannot be written.
+    DiskWrite,
+    /// Half of it is written before that fails.
+    DiskWriteShort,
+    /// The disk tier's files cannot be read.
+    DiskRead,
+    /// What was written does not reach the medium.
+    DiskSync,
+    /// The disk tier's list of namespaces cannot be written.
+    DiskNamespaces,
     /// The scrub reads other bytes than were stored.
     ScrubRead,
 }

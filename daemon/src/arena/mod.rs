@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::Builder;
+use std::time::Duration;
 
 use tender_proto::shm::Mapping;
 
@@ -48,6 +49,9 @@ const MIN_ARENA_BYTES: u64 = 64 << 10;
 const PREFAULT_PIECE_BYTES: u64 = 16 << 20;
 /// Populating is limited by the kernel's zeroing, which more threads do not make faster.
 const MAX_PREFAULT_THREADS: usize = 8;
+
+/// For reads from disks to end before the arena is given away. A healthy one takes milliseconds.
+const READS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where the arena lies and how large it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -212,6 +216,12 @@ impl Arena {
     /// the descriptor.
     pub(crate) fn give_away(&self) -> io::Result<File> {
         let file = self.file.try_clone()?;
+        if !self.map.shut_reads(READS_PATIENCE) {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "a read from a disk into the arena does not end",
+            ));
+        }
         self.map.give_away();
         Ok(file)
     }
@@ -246,6 +256,31 @@ impl Arena {
         let len = self.check(extent, at, len);
         let writing = self.map.writing().ok_or(WriteError::GivenAway)?;
         Ok(writing.copy_from(self.file_offset(extent) + at, from, from_bytes, len)?)
+    }
+
+    /// Reads bytes of a file straight into an extent; the range must lie inside it. For direct I/O, offsets and length
+    /// are whole blocks: extents begin with a page.
+    pub(crate) fn read_from(
+        &self,
+        extent: &mut Extent,
+        at: u64,
+        file: &File,
+        file_at: u64,
+        len: u64,
+    ) -> io::Result<()> {
+        let len = self.check(extent, at, len);
+        let begin = self.file_offset(extent) + at;
+        let mut done = 0;
+        while done < len {
+            let reading = self.map.reading().ok_or_else(|| io::Error::other("the arena was given away"))?;
+            match reading.read(begin + done as u64, len - done, file, file_at + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of the file as they are now, whoever has them.

@@ -17,7 +17,7 @@ use crate::tls::ClientAuth;
 ///
 /// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
 /// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
-/// likewise for [lease], [limits], [tiers] and [log].
+/// likewise for [tls], [lease], [limits], [tiers], [disk] and [log].
 ///
 /// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
 #[derive(Parser, Debug)]
@@ -112,13 +112,15 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) tiers: TierSettings,
     #[command(flatten)]
+    pub(super) disk: DiskSettings,
+    #[command(flatten)]
     pub(super) log: LogSettings,
 }
 overlay!(Settings {
     name, listen, allow_plaintext_tcp, policy, socket_mode, admin, drain_grace, exit_when_unused, take_over,
     worker_threads
 } {
-    tls, arena, lease, limits, tiers, log
+    tls, arena, lease, limits, tiers, disk, log
 });
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
@@ -301,6 +303,48 @@ pub(super) struct TierSettings {
     pub(super) shared_min_hits: Option<u32>,
 }
 overlay!(TierSettings { lookup_time, fetch_time, fetches, fetch_bytes, write_rate, shared_min_hits } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Disk: files of this host that keep chunks which leave the arena")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct DiskSettings {
+    /// Folder for the files, of its own and there already; nothing is kept on disk without one.
+    #[arg(id = "disk-path", long = "disk-path", value_name = "DIR", env = "TENDERD_DISK_PATH")]
+    pub(super) path: Option<PathBuf>,
+    /// Bytes that the folder may take. All of it is reserved at the start.
+    #[arg(id = "disk-size", long = "disk-size", value_name = "SIZE", env = "TENDERD_DISK_SIZE")]
+    pub(super) size: Option<ByteSize>,
+    /// Bytes of one file. What is oldest is given up a file at a time; a chunk must fit into one.
+    #[arg(
+        id = "disk-segment-size",
+        long = "disk-segment-size",
+        value_name = "SIZE",
+        env = "TENDERD_DISK_SEGMENT_SIZE"
+    )]
+    pub(super) segment_size: Option<ByteSize>,
+    /// Bytes that are written each second at most; chunks beyond that are not kept on disk.
+    #[arg(
+        id = "disk-write-rate",
+        long = "disk-write-rate",
+        value_name = "SIZE",
+        env = "TENDERD_DISK_WRITE_RATE"
+    )]
+    pub(super) write_rate: Option<ByteSize>,
+    /// Chunks that are read at one time.
+    #[arg(id = "disk-reads", long = "disk-reads", value_name = "N", env = "TENDERD_DISK_READS")]
+    pub(super) reads: Option<usize>,
+    /// Begin with nothing, whatever the folder holds: also if another version of tenderd wrote it.
+    #[arg(
+        id = "discard-disk",
+        long = "discard-disk",
+        value_name = "true|false",
+        env = "TENDERD_DISCARD_DISK",
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub(super) discard: Option<bool>,
+}
+overlay!(DiskSettings { path, size, segment_size, write_rate, reads, discard } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Log (to standard error)")]

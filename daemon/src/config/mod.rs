@@ -2,6 +2,7 @@
 //! settings, each of which may be missing), it becomes a [`Config`] here: complete, checked, and the only form
 //! that other modules see. Every default has its one home in `defaults`; the help text is made from it.
 
+mod disk;
 mod file;
 mod flags;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES
 
 use crate::engine::{ArenaConfig, EngineConfig};
 pub use crate::tls::{ClientAuth, TlsConfig};
+pub use disk::DiskConfig;
 use flags::{Flags, Settings, TlsSettings};
 pub use flags::{HostPort, Listen, LogFormat};
 
@@ -61,6 +63,13 @@ mod defaults {
     pub(super) const TIER_FETCH_BYTES: ByteSize = ByteSize::mib(256);
     pub(super) const TIER_WRITE_RATE: ByteSize = ByteSize::b(0);
     pub(super) const SHARED_MIN_HITS: u32 = 1;
+    /// A thousandth of a large disk, and chunks of any size fit.
+    pub(super) const DISK_SEGMENT_SIZE: ByteSize = ByteSize::mib(256);
+    /// 22 TB a day: what a drive of 7 TB for three writes of itself a day can take.
+    pub(super) const DISK_WRITE_RATE: ByteSize = ByteSize::mib(256);
+    /// Enough to keep a flash disk busy with reads of a megabyte.
+    pub(super) const DISK_READS: usize = 8;
+    pub(super) const DISK_DISCARD: bool = false;
     pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
     pub(super) const LOG_LEVEL: &str = "info";
 
@@ -99,6 +108,8 @@ pub struct Config {
     pub max_frame_bytes: usize,
     /// Calls under way on one connection.
     pub max_calls_per_connection: usize,
+    /// Files that keep chunks; `None` for none.
+    pub disk: Option<DiskConfig>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// A filter in the words of `tracing`.
@@ -249,6 +260,7 @@ impl Config {
                 "max-calls-per-connection",
                 calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
             )?,
+            disk: disk::check(&settings.disk)?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
             stack: stack(&settings)?,
@@ -479,6 +491,11 @@ fn default_text(id: &str) -> Option<String> {
         "tier-fetch-bytes" => size(defaults::TIER_FETCH_BYTES),
         "tier-write-rate" => size(defaults::TIER_WRITE_RATE),
         "shared-min-hits" => defaults::SHARED_MIN_HITS.to_string(),
+        "disk-path" => "none".into(),
+        "disk-segment-size" => size(defaults::DISK_SEGMENT_SIZE),
+        "disk-write-rate" => size(defaults::DISK_WRITE_RATE),
+        "disk-reads" => defaults::DISK_READS.to_string(),
+        "discard-disk" => defaults::DISK_DISCARD.to_string(),
         "log-format" => format!("{:?}", defaults::LOG_FORMAT).to_lowercase(),
         "log-level" => defaults::LOG_LEVEL.into(),
         _ => return None,

@@ -45,6 +45,7 @@ pub use read::PartReader;
 pub use restore::Restored;
 pub use scrub::Suspects;
 pub use store::PartWriter;
+pub(crate) use store::ReadError;
 pub use types::*;
 pub(crate) use watch::Watcher;
 

@@ -212,6 +212,11 @@ impl PartReader {
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
+    /// Another one of the same part. It outlives the lease.
+    pub(crate) fn again(&self) -> Self {
+        let counted = Reading::begin(&self.counted.0);
+        Self { pin: self.pin.clone(), part: self.part, deadline: self.deadline, counted }
+    }
     fn part(&self) -> &Part {
         // Whether there is such a part was asked when the reader was made, and versions do not change.
         &self.pin.version().parts()[usize::from(self.part.0)]

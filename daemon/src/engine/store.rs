@@ -1,5 +1,7 @@
 //! The writer's side: reserve, write, verify, publish.
 
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -268,6 +270,15 @@ struct Held {
     claim: Option<Claim>,
 }
 
+/// Why a file was not read into a part.
+#[derive(Debug)]
+pub(crate) enum ReadError {
+    /// The part cannot be written any more.
+    Refused(Reason),
+    /// The system refused it.
+    Io(io::Error),
+}
+
 impl PartWriter {
     /// Bytes of the part.
     pub fn bytes(&self) -> u64 {
@@ -288,6 +299,20 @@ impl PartWriter {
     pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), Reason> {
         let core = Arc::clone(&self.held.core);
         self.append(offset_bytes, bytes).inspect_err(|&reason| core.refusals.count(reason))
+    }
+
+    /// Appends bytes of a file, read straight into the arena. For direct I/O, what was written before, `file_at` and
+    /// `len` are whole blocks.
+    pub(crate) fn read_from(&mut self, file: &File, file_at: u64, len: u64) -> Result<(), ReadError> {
+        let core = Arc::clone(&self.held.core);
+        let at = self.written_bytes;
+        if len > self.bytes() - at {
+            return Err(ReadError::Refused(Reason::WrongSize));
+        }
+        self.held.check_alive().map_err(ReadError::Refused)?;
+        let claim = self.held.claim.as_mut().ok_or(ReadError::Refused(Reason::Internal))?;
+        core.arena.read_from(&mut claim.extent, at, file, file_at, len).map_err(ReadError::Io)?;
+        self.hash(at, len).map_err(ReadError::Refused)
     }
 
     /// Verifies and publishes the part. Short or other bytes than the digest's are refused and freed.

@@ -11,6 +11,7 @@
 mod behind;
 mod calls;
 mod cost;
+pub(crate) mod disk;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fetches;
