@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -17,6 +18,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::engine::{Engine, Stats};
+use crate::tier::shared::{SharedCounts, SharedStats};
 
 /// How bytes travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,6 +46,7 @@ pub(crate) struct Metrics {
     sent_shm_bytes: AtomicU64,
     sent_grpc_bytes: AtomicU64,
     calls: Family<Call, Histogram, fn() -> Histogram>,
+    shared: OnceLock<Arc<SharedStats>>,
 }
 
 impl Metrics {
@@ -56,7 +59,12 @@ impl Metrics {
             sent_shm_bytes: AtomicU64::new(0),
             sent_grpc_bytes: AtomicU64::new(0),
             calls: Family::new_with_constructor(histogram),
+            shared: OnceLock::new(),
         }
+    }
+    /// There is a shared store; its counters are shown from here on.
+    pub(crate) fn watch_shared(&self, stats: Arc<SharedStats>) {
+        _ = self.shared.set(stats);
     }
     /// A call was answered.
     pub(crate) fn call(&self, call: &'static str, took: Duration) {
@@ -89,6 +97,7 @@ impl Metrics {
             sent_shm_bytes: read(&self.sent_shm_bytes),
             sent_grpc_bytes: read(&self.sent_grpc_bytes),
             engine: engine.map(Engine::stats),
+            shared: self.shared.get().map(|stats| stats.counts()),
         }));
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
@@ -109,6 +118,7 @@ struct Snapshot {
     sent_shm_bytes: u64,
     sent_grpc_bytes: u64,
     engine: Option<Stats>,
+    shared: Option<SharedCounts>,
 }
 
 impl Collector for Snapshot {
@@ -126,6 +136,9 @@ impl Collector for Snapshot {
             &["path"],
             [(vec!["shm".into()], self.sent_shm_bytes), (vec!["grpc".into()], self.sent_grpc_bytes)],
         )?;
+        if let Some(counts) = &self.shared {
+            shared_metrics(&mut out, counts)?;
+        }
         match &self.engine {
             Some(stats) => engine_metrics(&mut out, stats),
             None => Ok(()),
@@ -185,6 +198,48 @@ fn namespace_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
         n.misses.iter().map(move |(reason, count)| (vec![name(n), reason.label().into()], *count))
     });
     out.counters("tender_misses", "Keys not found, by reason", &["namespace", "reason"], misses)
+}
+
+fn shared_metrics(out: &mut Out<'_>, counts: &SharedCounts) -> std::fmt::Result {
+    let by = |rows: &[(&'static str, u64)]| -> Vec<Row> {
+        rows.iter().map(|&(name, value)| (vec![name.into()], value)).collect()
+    };
+    let lookups = by(&[("found", counts.found), ("not_found", counts.not_found)]);
+    out.counters(
+        "tender_shared_lookups",
+        "Chunks looked for in the shared store, by outcome",
+        &["outcome"],
+        lookups,
+    )?;
+    let troubles = by(&[("skipped", counts.skipped), ("error", counts.errors), ("late", counts.late)]);
+    out.counters(
+        "tender_shared_troubles",
+        "Calls to the shared store that were not made because it is left alone, failed, or were not over in time",
+        &["kind"],
+        troubles,
+    )?;
+    let kept =
+        by(&[("kept", counts.kept_chunks), ("before", counts.kept_before), ("failed", counts.not_kept)]);
+    out.counters(
+        "tender_shared_keeps",
+        "Chunks offered to the shared store, by outcome",
+        &["outcome"],
+        kept,
+    )?;
+    let kind = &["kind"];
+    let damaged = by(&counts.damaged);
+    out.counters("tender_shared_damaged", "Objects that were not what their name says", kind, damaged)?;
+    let alone = |value| [(Vec::new(), value)];
+    let fetched = "Chunks that came from the shared store and were verified";
+    out.counters("tender_shared_fetches", fetched, &[], alone(counts.fetched_chunks))?;
+    out.counters("tender_shared_fetched_bytes", "Bytes of those objects", &[], alone(counts.fetched_bytes))?;
+    out.counters("tender_shared_kept_bytes", "Bytes of objects written", &[], alone(counts.kept_bytes))?;
+    out.counters(
+        "tender_shared_gone",
+        "Objects that were gone when they were fetched",
+        &[],
+        alone(counts.gone),
+    )
 }
 
 /// Writes families of constants.

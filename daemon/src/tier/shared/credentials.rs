@@ -42,7 +42,8 @@ impl Credentials {
             return Ok(Self { password: std::env::var(REDIS_PASSWORD_VARIABLE).ok(), ..Self::default() });
         };
         let refused = |why: String| OpenError::Credentials { path: path.to_owned(), why };
-        let text = std::fs::read_to_string(path).map_err(|error| refused(format!("cannot be read: {error}")))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| refused(format!("cannot be read: {error}")))?;
         Self::parse(&text).map_err(refused)
     }
 

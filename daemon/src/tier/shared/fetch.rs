@@ -187,7 +187,12 @@ impl SharedTier {
         let path = layout::chunk(folder, name.generation, name.chunk);
         let deleted = damage.is_ours_and_broken();
         self.known.note(name, Known::Broken);
-        tracing::warn!(object = path, damage = damage.name(), deleted, "an object of the shared store is not what its name says");
+        tracing::warn!(
+            object = path,
+            damage = damage.name(),
+            deleted,
+            "an object of the shared store is not what its name says"
+        );
         if deleted {
             let store = self.store.clone();
             self.aside(async move {

@@ -45,7 +45,8 @@ pub(super) struct NoGeneration;
 impl FromStr for Generation {
     type Err = NoGeneration;
     fn from_str(text: &str) -> Result<Self, NoGeneration> {
-        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        let digits =
+            text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         let number = u128::from_str_radix(text, 16).ok().filter(|_| digits).ok_or(NoGeneration)?;
         Ok(Self(number.to_be_bytes()))
     }
@@ -162,7 +163,9 @@ mod tests {
     fn a_generation_reads_back_and_nothing_else_is_one() {
         let generation = Generation::random();
         assert_eq!(generation.to_string().parse(), Ok(generation));
-        for text in ["", "descriptor.json", "+0000000000000000000000000000001", &"A".repeat(32), &"0".repeat(33)] {
+        for text in
+            ["", "descriptor.json", "+0000000000000000000000000000001", &"A".repeat(32), &"0".repeat(33)]
+        {
             assert_eq!(text.parse::<Generation>(), Err(NoGeneration), "{text}");
         }
     }

@@ -18,7 +18,12 @@ const KEEP_TIME: Duration = Duration::from_secs(60);
 
 impl SharedTier {
     /// Keeps one chunk, if there is a place in the queue.
-    pub(super) async fn keep_one(&self, namespace: &TierNamespace, chunk: ChunkId, stored: &OpenChunk) -> Kept {
+    pub(super) async fn keep_one(
+        &self,
+        namespace: &TierNamespace,
+        chunk: ChunkId,
+        stored: &OpenChunk,
+    ) -> Kept {
         if !self.breaker.allows(Instant::now()) {
             add(&self.stats.skipped, 1);
             return Kept::Failed;

@@ -174,8 +174,7 @@ impl SharedTier {
         if !self.store.can_list() {
             return;
         }
-        let (store, folder) =
-            (self.store.clone(), layout::folder(namespace.digest, &namespace.descriptor));
+        let (store, folder) = (self.store.clone(), layout::folder(namespace.digest, &namespace.descriptor));
         let digest = namespace.digest;
         self.aside(async move {
             if let Err(error) = sweep(&store, &folder, digest).await {
@@ -244,7 +243,8 @@ impl Tier for SharedTier {
     /// Waits for what is being kept; what is not whole by the deadline is nothing.
     async fn drain(&self, deadline: Instant) {
         let all = u32::try_from(self.max_uploads).unwrap_or(u32::MAX);
-        if let Ok(Ok(places)) = tokio::time::timeout_at(deadline.into(), self.keeping.acquire_many(all)).await {
+        if let Ok(Ok(places)) = tokio::time::timeout_at(deadline.into(), self.keeping.acquire_many(all)).await
+        {
             // Nothing is kept from here on.
             places.forget();
         }

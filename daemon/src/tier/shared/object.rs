@@ -8,7 +8,8 @@
 //! Numbers are little-endian. An object is believed only as far as its header's checksum and its parts' digests go.
 
 use tender_proto::{
-    BlocksPerChunk, ChunkId, ContentDigest, Coverage, Descriptor, NamespaceDigest, PartIndex, limits::MAX_PARTS,
+    BlocksPerChunk, ChunkId, ContentDigest, Coverage, Descriptor, NamespaceDigest, PartIndex,
+    limits::MAX_PARTS,
 };
 
 use super::generation::Generation;

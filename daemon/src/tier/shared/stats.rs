@@ -73,7 +73,10 @@ impl SharedStats {
             kept_bytes: read(&self.kept_bytes),
             kept_before: read(&self.kept_before),
             not_kept: read(&self.not_kept),
-            damaged: Damage::ALL.iter().map(|&kind| (kind.name(), read(&self.damaged[kind as usize]))).collect(),
+            damaged: Damage::ALL
+                .iter()
+                .map(|&kind| (kind.name(), read(&self.damaged[kind as usize])))
+                .collect(),
         }
     }
 }

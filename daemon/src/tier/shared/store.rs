@@ -141,8 +141,9 @@ impl Store {
         }
         let (root, unfinished) = (folder.to_string_lossy(), folder.join(FILES_UNDER_WAY));
         let files = services::Fs::default().root(&root).atomic_write_dir(&unfinished.to_string_lossy());
-        let operator = Operator::new(files)
-            .map_err(|_| OpenError::unusable(uri, "the folder cannot be written; give its user the right to"))?;
+        let operator = Operator::new(files).map_err(|_| {
+            OpenError::unusable(uri, "the folder cannot be written; give its user the right to")
+        })?;
         Ok(Self::same(&operator, max_requests))
     }
 
@@ -193,10 +194,19 @@ impl Store {
     }
 
     /// Writes one; where the store can, only if there is none yet.
-    pub(super) async fn write_name(&self, path: &str, bytes: Vec<u8>, replace: bool) -> Result<(), StoreError> {
+    pub(super) async fn write_name(
+        &self,
+        path: &str,
+        bytes: Vec<u8>,
+        replace: bool,
+    ) -> Result<(), StoreError> {
         let fresh = !replace && self.names.info().capability().write_with_if_not_exists;
         let write = self.names.write_with(path, bytes);
-        if fresh { write.if_not_exists(true).await? } else { write.await? };
+        if fresh {
+            write.if_not_exists(true).await?
+        } else {
+            write.await?
+        };
         Ok(())
     }
 

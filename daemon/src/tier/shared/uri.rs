@@ -30,7 +30,13 @@ pub(super) enum Place {
     /// A folder of a filesystem that several hosts mount.
     Files(PathBuf),
     /// A bucket of an S3 API.
-    Bucket { bucket: String, prefix: String, endpoint: Option<String>, region: Option<String>, virtual_host: bool },
+    Bucket {
+        bucket: String,
+        prefix: String,
+        endpoint: Option<String>,
+        region: Option<String>,
+        virtual_host: bool,
+    },
     /// A Redis or Valkey.
     Redis { endpoint: String, username: Option<String>, db: i64, prefix: String, ttl: Duration },
     /// This process.
@@ -40,9 +46,10 @@ pub(super) enum Place {
 /// What is wrong with a URI, and what would work.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct BadUri(String);
+pub struct BadUri(pub String);
 
-const FORMS: &str = "write fs:///FOLDER, s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or redis://HOST:PORT/DB?prefix=NAME";
+const FORMS: &str =
+    "write fs:///FOLDER, s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or redis://HOST:PORT/DB?prefix=NAME";
 
 fn bad<T>(why: impl Into<String>) -> Result<T, BadUri> {
     Err(BadUri(why.into()))
@@ -55,7 +62,9 @@ impl FromStr for SharedUri {
         // The text is not repeated: it may be a secret in the wrong place.
         let Ok(url) = Url::parse(text) else { return bad(format!("it is no URI; {FORMS}")) };
         if url.password().is_some() {
-            return bad("a password does not belong into the URI; put it into the file of --shared-credentials");
+            return bad(
+                "a password does not belong into the URI; put it into the file of --shared-credentials",
+            );
         }
         if url.fragment().is_some() {
             return bad(format!("it has a part after '#'; {FORMS}"));
@@ -232,11 +241,28 @@ mod tests {
     #[test]
     fn a_uri_that_cannot_be_used_is_refused_without_repeating_what_may_be_secret() {
         let refused = [
-            "", "kv", "fs:", "fs:///", "fs://host/path", "fs:///a/%2e%2e/b", "fs:///kv?mode=1", "s3:///prefix",
-            "s3://user@bucket/a", "s3://bucket?endpoint=nowhere", "s3://bucket?style=odd", "s3://b?region=",
-            "redis:///0", "redis://h/zero", "redis://h/0?ttl=soon", "redis://h/0?ttl=1ms", "gs://bucket",
-            "redis://user:hunter2@h/0", "s3://b?secret_access_key=hunter2", "s3://b?endpoint=http://a:hunter2@h",
-            "s3://b#hunter2", "hunter2",
+            "",
+            "kv",
+            "fs:",
+            "fs:///",
+            "fs://host/path",
+            "fs:///a/%2e%2e/b",
+            "fs:///kv?mode=1",
+            "s3:///prefix",
+            "s3://user@bucket/a",
+            "s3://bucket?endpoint=nowhere",
+            "s3://bucket?style=odd",
+            "s3://b?region=",
+            "redis:///0",
+            "redis://h/zero",
+            "redis://h/0?ttl=soon",
+            "redis://h/0?ttl=1ms",
+            "gs://bucket",
+            "redis://user:hunter2@h/0",
+            "s3://b?secret_access_key=hunter2",
+            "s3://b?endpoint=http://a:hunter2@h",
+            "s3://b#hunter2",
+            "hunter2",
         ];
         for text in refused {
             let error = text.parse::<SharedUri>().unwrap_err().to_string();
