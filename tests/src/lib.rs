@@ -14,6 +14,7 @@
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
 //! * [`conserve`]: nothing lost, nothing leaked.
+//! * [`scale`]: a thousand daemons and their directory, simulated, and the formulas beside it.
 //! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
@@ -31,6 +32,7 @@ pub mod pattern;
 pub mod process;
 pub mod proxy;
 pub mod raw;
+pub mod scale;
 pub mod soak;
 pub mod stall;
 mod stream;

@@ -32,7 +32,7 @@ impl Relay {
         let left_bytes = Arc::new(AtomicU64::new(u64::MAX));
         let left = Arc::clone(&left_bytes);
         let task = spawn("relay", async move {
-            let mut connections = Group::new("relayed");
+            let mut connections = crate::task::Group::new("relayed");
             loop {
                 let Ok((client, _)) = listener.accept().await else { return };
                 let left = Arc::clone(&left);
