@@ -114,6 +114,7 @@ impl SharedTier {
     pub(crate) fn open(config: &SharedConfig) -> Result<Self, OpenError> {
         // Somebody else may have installed it before.
         _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        opendal::install_default();
         let credentials = Credentials::load(config.credentials.as_deref())?;
         let store = Store::open(&config.uri, &credentials, config.max_requests)?;
         Ok(Self::over(store, config.uri.to_string(), config.max_uploads))

@@ -57,6 +57,9 @@ pub(super) enum StoreError {
 
 impl From<opendal::Error> for StoreError {
     fn from(error: opendal::Error) -> Self {
+        if std::env::var_os("TENDER_DBG").is_some() {
+            eprintln!("DEBUGERR {error:?}");
+        }
         match error.kind() {
             ErrorKind::NotFound => Self::NotFound,
             ErrorKind::PermissionDenied => Self::Denied,
