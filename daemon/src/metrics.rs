@@ -20,6 +20,7 @@ use tender_proto::Reason;
 
 use crate::access::Access;
 use crate::engine::{Engine, Stats};
+use crate::tier::shared::{SharedCounts, SharedStats};
 use crate::tier::{Stack, TierStats};
 
 /// How bytes travel.
@@ -64,6 +65,7 @@ pub(crate) struct Metrics {
     reloads: Family<Reloaded, Counter>,
     access: OnceLock<Arc<Access>>,
     calls: Family<Call, Histogram, fn() -> Histogram>,
+    shared: OnceLock<Arc<SharedStats>>,
 }
 
 impl Metrics {
@@ -79,6 +81,7 @@ impl Metrics {
             reloads: Family::default(),
             access: OnceLock::new(),
             calls: Family::new_with_constructor(histogram),
+            shared: OnceLock::new(),
         }
     }
     /// A TLS connection did not come about.
@@ -93,6 +96,10 @@ impl Metrics {
     /// Where refusals by tenant are counted.
     pub(crate) fn count_access(&self, access: &Arc<Access>) {
         _ = self.access.set(Arc::clone(access));
+    }
+    /// There is a shared store; its counters are shown from here on.
+    pub(crate) fn watch_shared(&self, stats: Arc<SharedStats>) {
+        _ = self.shared.set(stats);
     }
     /// A call was answered.
     pub(crate) fn call(&self, call: &'static str, took: Duration) {
@@ -133,6 +140,7 @@ impl Metrics {
             access_refusals: self.access.get().map(|access| access.refusals()).unwrap_or_default(),
             engine: engine.map(Engine::stats),
             tiers: stack.map(Stack::stats).unwrap_or_default(),
+            shared: self.shared.get().map(|stats| stats.counts()),
         }));
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
@@ -156,6 +164,7 @@ struct Snapshot {
     access_refusals: Vec<(String, Reason, u64)>,
     engine: Option<Stats>,
     tiers: Vec<TierStats>,
+    shared: Option<SharedCounts>,
 }
 
 impl Collector for Snapshot {
@@ -186,6 +195,9 @@ impl Collector for Snapshot {
             &["tenant", "reason"],
             refusals.map(|(tenant, reason, count)| (vec![tenant.clone(), reason.label().into()], *count)),
         )?;
+        if let Some(counts) = &self.shared {
+            shared_metrics(&mut out, counts)?;
+        }
         if let Some(stats) = &self.engine {
             engine_metrics(&mut out, stats)?;
         }
@@ -298,6 +310,48 @@ fn namespace_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
         n.misses.iter().map(move |(reason, count)| (vec![name(n), reason.label().into()], *count))
     });
     out.counters("tender_misses", "Keys not found, by reason", &["namespace", "reason"], misses)
+}
+
+fn shared_metrics(out: &mut Out<'_>, counts: &SharedCounts) -> std::fmt::Result {
+    let by = |rows: &[(&'static str, u64)]| -> Vec<Row> {
+        rows.iter().map(|&(name, value)| (vec![name.into()], value)).collect()
+    };
+    let lookups = by(&[("found", counts.found), ("not_found", counts.not_found)]);
+    out.counters(
+        "tender_shared_lookups",
+        "Chunks looked for in the shared store, by outcome",
+        &["outcome"],
+        lookups,
+    )?;
+    let troubles = by(&[("skipped", counts.skipped), ("error", counts.errors), ("late", counts.late)]);
+    out.counters(
+        "tender_shared_troubles",
+        "Calls to the shared store that were not made because it is left alone, failed, or were not over in time",
+        &["kind"],
+        troubles,
+    )?;
+    let kept =
+        by(&[("kept", counts.kept_chunks), ("before", counts.kept_before), ("failed", counts.not_kept)]);
+    out.counters(
+        "tender_shared_keeps",
+        "Chunks offered to the shared store, by outcome",
+        &["outcome"],
+        kept,
+    )?;
+    let kind = &["kind"];
+    let damaged = by(&counts.damaged);
+    out.counters("tender_shared_damaged", "Objects that were not what their name says", kind, damaged)?;
+    let alone = |value| [(Vec::new(), value)];
+    let fetched = "Chunks that came from the shared store and were verified";
+    out.counters("tender_shared_fetches", fetched, &[], alone(counts.fetched_chunks))?;
+    out.counters("tender_shared_fetched_bytes", "Bytes of those objects", &[], alone(counts.fetched_bytes))?;
+    out.counters("tender_shared_kept_bytes", "Bytes of objects written", &[], alone(counts.kept_bytes))?;
+    out.counters(
+        "tender_shared_gone",
+        "Objects that were gone when they were fetched",
+        &[],
+        alone(counts.gone),
+    )
 }
 
 /// Writes families of constants.

@@ -16,6 +16,7 @@
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
 //! * [`conserve`]: nothing lost, nothing leaked.
+//! * [`scale`]: a thousand daemons and their directory, simulated, and the formulas beside it.
 //! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
@@ -34,6 +35,7 @@ pub mod pattern;
 pub mod process;
 pub mod proxy;
 pub mod raw;
+pub mod scale;
 pub mod soak;
 pub mod stall;
 mod stream;

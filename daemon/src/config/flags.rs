@@ -17,7 +17,7 @@ use crate::tls::ClientAuth;
 ///
 /// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
 /// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
-/// likewise for [tls], [lease], [limits], [tiers], [disk] and [log].
+/// likewise for [tls], [lease], [limits], [tiers], [disk], [shared] and [log].
 ///
 /// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
 #[derive(Parser, Debug)]
@@ -114,13 +114,15 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) disk: DiskSettings,
     #[command(flatten)]
+    pub(super) shared: SharedSettings,
+    #[command(flatten)]
     pub(super) log: LogSettings,
 }
 overlay!(Settings {
     name, listen, allow_plaintext_tcp, policy, socket_mode, admin, drain_grace, exit_when_unused, take_over,
     worker_threads
 } {
-    tls, arena, lease, limits, tiers, disk, log
+    tls, arena, lease, limits, tiers, disk, shared, log
 });
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
@@ -345,6 +347,43 @@ pub(super) struct DiskSettings {
     pub(super) discard: Option<bool>,
 }
 overlay!(DiskSettings { path, size, segment_size, write_rate, reads, discard } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Shared store: chunks that outlive all daemons")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct SharedSettings {
+    /// Where it is: fs:///FOLDER, s3://BUCKET/PREFIX?endpoint=URL&region=NAME, or redis://HOST:PORT/DB?prefix=NAME&ttl=TIME.
+    /// No secrets here.
+    // Read as plain text: an error of the parsers would repeat it, and somebody may have put a password in.
+    #[arg(id = "shared-uri", long = "shared-uri", value_name = "URI", env = "TENDERD_SHARED_URI")]
+    pub(super) uri: Option<String>,
+    /// TOML file with access_key_id and secret_access_key (and session_token), or username and password. Without it, S3
+    /// looks where AWS's own tools do (AWS_ACCESS_KEY_ID and so on) and Redis takes REDISCLI_AUTH.
+    #[arg(
+        id = "shared-credentials",
+        long = "shared-credentials",
+        value_name = "FILE",
+        env = "TENDERD_SHARED_CREDENTIALS"
+    )]
+    pub(super) credentials: Option<PathBuf>,
+    /// Requests under way at once.
+    #[arg(
+        id = "shared-max-requests",
+        long = "shared-max-requests",
+        value_name = "N",
+        env = "TENDERD_SHARED_MAX_REQUESTS"
+    )]
+    pub(super) max_requests: Option<usize>,
+    /// Chunks being written at once; one more is not kept.
+    #[arg(
+        id = "shared-max-uploads",
+        long = "shared-max-uploads",
+        value_name = "N",
+        env = "TENDERD_SHARED_MAX_UPLOADS"
+    )]
+    pub(super) max_uploads: Option<usize>,
+}
+overlay!(SharedSettings { uri, credentials, max_requests, max_uploads } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Log (to standard error)")]

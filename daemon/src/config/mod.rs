@@ -17,9 +17,10 @@ use clap::{CommandFactory, FromArgMatches};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 use crate::engine::{ArenaConfig, EngineConfig};
+pub use crate::tier::shared::{BadUri, SharedConfig, SharedUri};
 pub use crate::tls::{ClientAuth, TlsConfig};
 pub use disk::DiskConfig;
-use flags::{Flags, Settings, TlsSettings};
+use flags::{Flags, Settings, SharedSettings, TlsSettings};
 pub use flags::{HostPort, Listen, LogFormat};
 
 /// Every default, and why.
@@ -70,6 +71,10 @@ mod defaults {
     /// Enough to keep a flash disk busy with reads of a megabyte.
     pub(super) const DISK_READS: usize = 8;
     pub(super) const DISK_DISCARD: bool = false;
+    /// One wave of a lookup's questions.
+    pub(super) const SHARED_MAX_REQUESTS: usize = 64;
+    /// Each holds two parts of 8 MiB; more of them would take the network from those who load.
+    pub(super) const SHARED_MAX_UPLOADS: usize = 4;
     pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
     pub(super) const LOG_LEVEL: &str = "info";
 
@@ -110,6 +115,8 @@ pub struct Config {
     pub max_calls_per_connection: usize,
     /// Files that keep chunks; `None` for none.
     pub disk: Option<DiskConfig>,
+    /// A store that outlives the daemons; `None` for none.
+    pub shared: Option<SharedConfig>,
     /// How log lines look.
     pub log_format: LogFormat,
     /// A filter in the words of `tracing`.
@@ -261,6 +268,7 @@ impl Config {
                 calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
             )?,
             disk: disk::check(&settings.disk)?,
+            shared: shared(&settings.shared)?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
             stack: stack(&settings)?,
@@ -327,6 +335,23 @@ fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> 
     };
     fits_together(&config)?;
     Ok(config)
+}
+
+fn shared(settings: &SharedSettings) -> Result<Option<SharedConfig>, ConfigError> {
+    let max_requests =
+        at_least_one("shared-max-requests", settings.max_requests.unwrap_or(defaults::SHARED_MAX_REQUESTS))?;
+    let max_uploads =
+        at_least_one("shared-max-uploads", settings.max_uploads.unwrap_or(defaults::SHARED_MAX_UPLOADS))?;
+    let Some(uri) = &settings.uri else { return Ok(None) };
+    let uri = uri.parse::<SharedUri>().map_err(|BadUri(why)| unusable("shared-uri", "as given", why))?;
+    let missing = uri.folder().filter(|folder| !folder.is_dir());
+    if missing.is_some() {
+        return Err(unusable("shared-uri", &uri, "there is no such folder; mount or make it first"));
+    }
+    if let Some(file) = settings.credentials.as_deref().filter(|file| !file.is_file()) {
+        return Err(unusable("shared-credentials", file.display(), "there is no such file"));
+    }
+    Ok(Some(SharedConfig { uri, credentials: settings.credentials.clone(), max_requests, max_uploads }))
 }
 
 fn fits_together(config: &EngineConfig) -> Result<(), ConfigError> {
@@ -496,6 +521,10 @@ fn default_text(id: &str) -> Option<String> {
         "disk-write-rate" => size(defaults::DISK_WRITE_RATE),
         "disk-reads" => defaults::DISK_READS.to_string(),
         "discard-disk" => defaults::DISK_DISCARD.to_string(),
+        "shared-uri" => "none".into(),
+        "shared-credentials" => "the environment".into(),
+        "shared-max-requests" => defaults::SHARED_MAX_REQUESTS.to_string(),
+        "shared-max-uploads" => defaults::SHARED_MAX_UPLOADS.to_string(),
         "log-format" => format!("{:?}", defaults::LOG_FORMAT).to_lowercase(),
         "log-level" => defaults::LOG_LEVEL.into(),
         _ => return None,

@@ -114,6 +114,11 @@ fn values_that_cannot_work_are_refused_with_their_flag() {
         (&["--max-frame", "2MiB"], "--max-frame"),
         (&["--max-sessions", "0"], "--max-sessions"),
         (&["--worker-threads", "0"], "--worker-threads"),
+        (&["--shared-uri", "gs://bucket"], "--shared-uri"),
+        (&["--shared-uri", "fs:///nonexistent/tender"], "--shared-uri"),
+        (&["--shared-uri", "memory://", "--shared-credentials", "/nonexistent/c"], "--shared-credentials"),
+        (&["--shared-max-requests", "0"], "--shared-max-requests"),
+        (&["--shared-max-uploads", "0"], "--shared-max-uploads"),
         (&["--log-level", "a=b=c"], "--log-level"),
         (&["--listen", "tcp://127.0.0.1:1"], "--allow-plaintext-tcp"),
         (&["--listen", "tcp://127.0.0.1:1", "--allow-plaintext-tcp", "false"], "--allow-plaintext-tcp"),
@@ -193,4 +198,18 @@ proptest::proptest! {
     fn whatever_is_written_in_a_file_never_panics(text in "[a-z_\\[\\]=\" 0-9\n.:/-]{0,200}") {
         let _ = toml(&text);
     }
+}
+
+#[test]
+fn a_secret_in_the_shared_stores_uri_is_refused_and_not_repeated() {
+    let uri = "redis://user:hunter2@127.0.0.1/0";
+    let error = load(&["--shared-uri", uri]).unwrap_err().to_string();
+    assert!(error.contains("--shared-uri") && !error.contains("hunter2"), "{error}");
+    let error = toml(&format!("[shared]\nuri = \"{uri}\"\n")).unwrap_err().to_string();
+    assert!(error.contains("--shared-uri") && !error.contains("hunter2"), "{error}");
+    let good = load(&["--shared-uri", "s3://kv/a?region=eu-1", "--shared-max-uploads", "2"])
+        .unwrap()
+        .shared
+        .unwrap();
+    assert_eq!((good.uri.to_string().as_str(), good.max_uploads), ("s3://kv/a?region=eu-1", 2));
 }

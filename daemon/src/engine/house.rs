@@ -199,6 +199,12 @@ impl Filling {
         self.parts.get_mut(usize::from(part.0))?.as_mut()
     }
 
+    /// Whether what is written of a part has this digest; [`Filling::finish`] says so too, but publishes.
+    pub(crate) fn matches(&self, part: PartIndex, digest: ContentDigest) -> bool {
+        let writer = self.parts.get(usize::from(part.0)).and_then(Option::as_ref);
+        writer.is_some_and(|writer| writer.matches(digest))
+    }
+
     /// Verifies and publishes a part; the last one makes the chunk READY.
     pub(crate) fn finish(&mut self, part: PartIndex, digest: ContentDigest) -> Result<(), Reason> {
         let slot = self.parts.get_mut(usize::from(part.0)).ok_or(Reason::PartOutOfRange)?;

@@ -315,6 +315,11 @@ impl PartWriter {
         self.hash(at, len).map_err(ReadError::Refused)
     }
 
+    /// Whether the bytes written so far have this digest.
+    pub(crate) fn matches(&self, digest: ContentDigest) -> bool {
+        ContentDigest::from(self.hasher.finalize()) == digest
+    }
+
     /// Verifies and publishes the part. Short or other bytes than the digest's are refused and freed.
     pub fn finish(self, digest: ContentDigest, coverage_bits: u64) -> StoreAnswer {
         let core = Arc::clone(&self.held.core);
