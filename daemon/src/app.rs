@@ -144,6 +144,7 @@ impl RunningApp {
             max_frame_bytes: config.max_frame_bytes,
             max_calls_per_connection: config.max_calls_per_connection,
             refusals: RefusalLog::default(),
+            peers: None,
             copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
         });
         if resident {

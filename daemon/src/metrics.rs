@@ -36,6 +36,26 @@ impl EncodeLabelSet for Call {
     }
 }
 
+/// What the directory and other daemons did, and what was done for them.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCounters {
+    pub(crate) asked: AtomicU64,
+    pub(crate) unanswered: AtomicU64,
+    pub(crate) published: AtomicU64,
+    pub(crate) withdrawn: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+    pub(crate) fetched: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
+    pub(crate) gone: AtomicU64,
+    pub(crate) stale: AtomicU64,
+    pub(crate) wrong: AtomicU64,
+    pub(crate) slow: AtomicU64,
+    pub(crate) dead: AtomicU64,
+    pub(crate) served_chunks: AtomicU64,
+    pub(crate) offered: AtomicU64,
+    pub(crate) offers_taken: AtomicU64,
+}
+
 /// What is counted outside the engine.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -44,6 +64,7 @@ pub(crate) struct Metrics {
     sent_shm_bytes: AtomicU64,
     sent_grpc_bytes: AtomicU64,
     calls: Family<Call, Histogram, fn() -> Histogram>,
+    pub(crate) peers: PeerCounters,
 }
 
 impl Metrics {
@@ -56,6 +77,7 @@ impl Metrics {
             sent_shm_bytes: AtomicU64::new(0),
             sent_grpc_bytes: AtomicU64::new(0),
             calls: Family::new_with_constructor(histogram),
+            peers: PeerCounters::default(),
         }
     }
     /// A call was answered.
@@ -88,6 +110,7 @@ impl Metrics {
             received_grpc_bytes: read(&self.received_grpc_bytes),
             sent_shm_bytes: read(&self.sent_shm_bytes),
             sent_grpc_bytes: read(&self.sent_grpc_bytes),
+            peers: peer_families(&self.peers),
             engine: engine.map(Engine::stats),
         }));
         let mut text = String::new();
@@ -108,6 +131,7 @@ struct Snapshot {
     received_grpc_bytes: u64,
     sent_shm_bytes: u64,
     sent_grpc_bytes: u64,
+    peers: Vec<PeerFamily>,
     engine: Option<Stats>,
 }
 
@@ -126,11 +150,59 @@ impl Collector for Snapshot {
             &["path"],
             [(vec!["shm".into()], self.sent_shm_bytes), (vec!["grpc".into()], self.sent_grpc_bytes)],
         )?;
+        for (name, help, labels, rows) in &self.peers {
+            out.counters(name, help, labels, rows.iter().cloned())?;
+        }
         match &self.engine {
             Some(stats) => engine_metrics(&mut out, stats),
             None => Ok(()),
         }
     }
+}
+
+type PeerFamily = (&'static str, &'static str, &'static [&'static str], Vec<Row>);
+
+fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let one = |counter| vec![(Vec::new(), read(counter))];
+    let by = |rows: &[(&str, &AtomicU64)]| {
+        rows.iter().map(|(label, counter)| (vec![(*label).to_owned()], read(counter))).collect::<Vec<_>>()
+    };
+    vec![
+        (
+            "tender_directory_calls",
+            "Questions to the directory of who holds what, by whether it answered in time",
+            &["outcome"],
+            by(&[("answered", &peers.asked), ("unanswered", &peers.unanswered)]),
+        ),
+        (
+            "tender_directory_entries",
+            "Chunks that the directory was told of; dropped ones are told again with the next round",
+            &["what"],
+            by(&[("published", &peers.published), ("withdrawn", &peers.withdrawn), ("dropped", &peers.dropped)]),
+        ),
+        (
+            "tender_peer_fetches",
+            "Chunks asked of other daemons, by what came of it",
+            &["outcome"],
+            by(&[
+                ("fetched", &peers.fetched),
+                ("gone", &peers.gone),
+                ("stale", &peers.stale),
+                ("wrong", &peers.wrong),
+                ("slow", &peers.slow),
+                ("dead", &peers.dead),
+            ]),
+        ),
+        ("tender_peer_fetched_bytes", "Bytes of the chunks that were fetched", &[], one(&peers.fetched_bytes)),
+        ("tender_peer_served_chunks", "Chunks that other daemons were sent", &[], one(&peers.served_chunks)),
+        (
+            "tender_peer_offers",
+            "Chunks offered to other daemons while ending, and chunks taken from others' offers",
+            &["what"],
+            by(&[("offered", &peers.offered), ("taken", &peers.offers_taken)]),
+        ),
+    ]
 }
 
 fn engine_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {

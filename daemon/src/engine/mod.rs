@@ -13,6 +13,7 @@ mod scrub;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
+mod tour;
 mod types;
 
 use std::collections::VecDeque;
@@ -36,11 +37,12 @@ use crate::session::{Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
-pub(crate) use house::{Filling, House, OpenChunk, Unfilled};
+pub(crate) use house::{Filling, House, HouseLease, OpenChunk, Unfilled};
 pub use read::PartReader;
 pub use restore::Restored;
 pub use scrub::Suspects;
 pub use store::PartWriter;
+pub(crate) use tour::Toured;
 pub use types::*;
 
 /// The daemon's heart. Share it in an `Arc`.

@@ -1,13 +1,14 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
 //! `server` has the limits, `service` the calls with one answer, `session` the stream that a session lives by, `put`
-//! and `get` the streams of bytes, `frames` what the latter writes, `admin` what operators ask, `convert` the messages'
+//! and `get` the streams of bytes, `peer` what other daemons ask, `frames` what the latter writes, `admin` what operators ask, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
 mod convert;
 mod frames;
 mod get;
+mod peer;
 mod put;
 pub(crate) mod server;
 mod service;
@@ -24,6 +25,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::shutdown::Phase;
+use crate::tier::peers::PeerTier;
 use status::RefusalLog;
 
 /// What every call needs.
@@ -43,4 +45,6 @@ pub(crate) struct Shared {
     pub(crate) refusals: RefusalLog,
     /// Commits that copy and hash at one time; more would only take the cores from lookups.
     pub(crate) copies: Arc<Semaphore>,
+    /// What answers other daemons; `None` where no directory is configured.
+    pub(crate) peers: Option<Arc<PeerTier>>,
 }

@@ -10,6 +10,7 @@ use tender_proto::limits::{
     HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES, MAX_MESSAGE_BYTES,
 };
 use tender_proto::v1::admin_server::AdminServer;
+use tender_proto::v1::peer_server::PeerServer;
 use tender_proto::v1::store_server::StoreServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -23,6 +24,7 @@ use tower::util::MapResponseLayer;
 use super::Shared;
 use super::admin::AdminService;
 use super::frames::framed;
+use super::peer::PeerService;
 use super::service::StoreService;
 use super::typed::typed;
 use crate::fault::{self, Fault};
@@ -42,7 +44,7 @@ pub(crate) async fn serve_unix(
     listener: UnixListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    serve(shared, UnixListenerStream::new(listener), stop).await
+    serve(shared, UnixListenerStream::new(listener), stop, None).await
 }
 
 /// Serves a TCP socket until `stop` is over, then until its calls are.
@@ -51,13 +53,16 @@ pub(crate) async fn serve_tcp(
     listener: TcpListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
-    serve(shared, TcpIncoming::from(listener).with_nodelay(Some(true)), stop).await
+    // Other daemons come from other hosts.
+    let peer = peer_service(&shared);
+    serve(shared, TcpIncoming::from(listener).with_nodelay(Some(true)), stop, peer).await
 }
 
 async fn serve<C>(
     shared: Arc<Shared>,
     incoming: impl Stream<Item = io::Result<C>>,
     stop: impl Future<Output = ()>,
+    peer: Option<PeerServer<PeerService>>,
 ) -> Result<(), tonic::transport::Error>
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
@@ -76,6 +81,7 @@ where
         .layer(MapResponseLayer::new(move |response| framed(typed(&shared, response))))
         .add_service(store)
         .add_service(admin)
+        .add_optional_service(peer)
         .serve_with_incoming_shutdown(Open::while_accepting(incoming.then(unhurried), phase), stop)
         .await
 }
@@ -87,6 +93,15 @@ fn services(shared: &Arc<Shared>) -> (StoreServer<StoreService>, AdminServer<Adm
     let admin =
         AdminServer::new(AdminService(Arc::clone(shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
     (store, admin)
+}
+
+fn peer_service(shared: &Arc<Shared>) -> Option<PeerServer<PeerService>> {
+    let peers = shared.peers.clone()?;
+    Some(
+        PeerServer::new(PeerService::new(Arc::clone(shared), peers))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES),
+    )
 }
 
 /// One call as a connection would bring it, with all that happens to it on its way in and out.

@@ -8,6 +8,8 @@
 //! A tier is soft state. It may forget, be slow, be away, or lie: what it brings is held to its digest before anybody
 //! sees it, and everything else about it costs a miss.
 
+pub(crate) mod peers;
+
 use std::fmt;
 use std::time::Instant;
 
