@@ -47,6 +47,8 @@ install_system_packages() {
     { command -v cc && command -v c++; } >/dev/null || missing+=(build-essential)
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     has_library 'libnuma\.so\.1' || missing+=(libnuma1)
+    # For the tests of the directory, which start servers of their own.
+    command -v redis-server >/dev/null || missing+=(redis-server)
     if [ ${#missing[@]} -eq 0 ]; then
         note "system packages are there"
         return

@@ -10,6 +10,7 @@
 //! * [`successor`]: one that takes over from a daemon and goes wrong at any step.
 //! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
 //! * [`proxy`]: a network that breaks on demand; [`hostile`]: a daemon that does not keep the contract.
+//! * [`redis`]: servers of that name for the directory.
 //! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
@@ -31,6 +32,7 @@ pub mod pattern;
 pub mod process;
 pub mod proxy;
 pub mod raw;
+pub mod redis;
 pub mod soak;
 pub mod stall;
 mod stream;
