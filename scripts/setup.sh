@@ -47,8 +47,10 @@ install_system_packages() {
     { command -v cc && command -v c++; } >/dev/null || missing+=(build-essential)
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     has_library 'libnuma\.so\.1' || missing+=(libnuma1)
-    # For the tests of the directory, which start servers of their own.
+    # For the tests of the directory and of the shared tier, which start servers of their own.
     command -v redis-server >/dev/null || missing+=(redis-server)
+    command -v redis-sentinel >/dev/null || missing+=(redis-sentinel)
+    { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
     if [ ${#missing[@]} -eq 0 ]; then
         note "system packages are there"
         return
@@ -65,7 +67,8 @@ install_system_packages() {
         "install what your distribution calls them"
     note "installing ${missing[*]}"
     "${as_root[@]}" apt-get update -qq
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    # RUNLEVEL: services are for the tests to start, not for the package.
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
 fill_venv() {

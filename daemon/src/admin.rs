@@ -18,6 +18,7 @@ use crate::engine::{Audit, Engine};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 use crate::shutdown::Phase;
 use crate::task::{Group, Thread, blocking, thread};
+use crate::tier::Stack;
 
 /// Probes and scrapers are few; more than this wait their turn.
 const MAX_CONNECTIONS: usize = 64;
@@ -33,6 +34,8 @@ pub(crate) struct Sources {
     pub(crate) metrics: Arc<Metrics>,
     /// Set once the arena is there.
     pub(crate) engine: Arc<OnceLock<Arc<Engine>>>,
+    /// Set after that, where there are tiers below the arena.
+    pub(crate) stack: Arc<OnceLock<Arc<Stack>>>,
     /// Held while everything is recounted.
     pub(crate) auditing: tokio::sync::Mutex<()>,
 }
@@ -111,7 +114,8 @@ fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
         "/ready" => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{}\n", phase.words())),
         "/metrics" => {
             let engine = sources.engine.get().map(Arc::as_ref);
-            reply(StatusCode::OK, CONTENT_TYPE, sources.metrics.render(engine))
+            let stack = sources.stack.get().map(Arc::as_ref);
+            reply(StatusCode::OK, CONTENT_TYPE, sources.metrics.render(engine, stack))
         }
         _ => reply(
             StatusCode::NOT_FOUND,

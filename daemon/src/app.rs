@@ -1,6 +1,7 @@
 //! The daemon's life: bind, build, serve, drain, stop.
 
 mod hand_over;
+mod tiers;
 
 use std::fs::File;
 use std::io;
@@ -9,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tender_proto::BootId;
+use tender_proto::{BootId, Refusal};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admin::{Admin, Sources};
@@ -25,6 +26,7 @@ use crate::shutdown::Phase;
 use crate::takeover::{self, Entrance, TakeOverError, Terms};
 use crate::task::{Task, blocking, spawn};
 pub use hand_over::{HandedOver, Successor};
+use tiers::{Surroundings, Tiers};
 
 /// How often ended leases and reservations are looked for.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -54,6 +56,15 @@ pub enum AppError {
     /// The daemon that runs did not hand over.
     #[error(transparent)]
     TakeOver(#[from] TakeOverError),
+    /// The tiers below the arena cannot work.
+    #[error("cannot use the tiers below the arena: {0}")]
+    Tiers(Refusal),
+    /// The directory's URI cannot be used.
+    #[error("cannot use the directory: {0}")]
+    Directory(redis::RedisError),
+    /// Other daemons would be told of an address that is none.
+    #[error("other daemons cannot reach this one: give --advertise tcp://HOST:PORT")]
+    Unreachable,
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
     System {
@@ -75,6 +86,8 @@ impl AppError {
 pub struct RunningApp {
     config: Config,
     engine: Arc<Engine>,
+    /// Below the arena, if there are any.
+    tiers: Tiers,
     phase: watch::Sender<Phase>,
     addresses: Vec<Listen>,
     admin: Option<Admin>,
@@ -114,6 +127,7 @@ impl RunningApp {
     async fn begin(config: Config, doors: Arc<[Door]>, arena: Option<File>) -> Result<Self, AppError> {
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
+        let stack_slot = Arc::new(OnceLock::new());
         let mut admin = None;
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
@@ -122,6 +136,7 @@ impl RunningApp {
                 phase: watched.clone(),
                 metrics: Arc::clone(&metrics),
                 engine: Arc::clone(&slot),
+                stack: Arc::clone(&stack_slot),
                 auditing: tokio::sync::Mutex::default(),
             };
             admin = Some(
@@ -134,17 +149,25 @@ impl RunningApp {
         let resident = arena.is_some();
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
         _ = slot.set(Arc::clone(&engine));
+        let (resets, addresses) = (watch::Sender::new(0), addresses_of(&doors)?);
+        let around =
+            Surroundings { engine: &engine, metrics: &metrics, addresses: &addresses, resets: &resets };
+        let tiers = Tiers::open(&config, around).await.inspect_err(stop)?;
+        if let Some(stack) = &tiers.stack {
+            _ = stack_slot.set(Arc::clone(stack));
+        }
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
+            stack: tiers.stack.clone(),
+            peers: tiers.peers.clone(),
             metrics,
             phase: watched,
-            resets: watch::Sender::new(0),
+            resets,
             boot: BootId::from_random(rand::random()),
             started: Instant::now(),
             max_frame_bytes: config.max_frame_bytes,
             max_calls_per_connection: config.max_calls_per_connection,
             refusals: RefusalLog::default(),
-            peers: None,
             copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
         });
         if resident {
@@ -152,8 +175,9 @@ impl RunningApp {
         }
         let mut app = Self {
             engine,
+            tiers,
             phase,
-            addresses: Vec::new(),
+            addresses,
             admin,
             servers: Vec::new(),
             helpers: Vec::new(),
@@ -173,9 +197,8 @@ impl RunningApp {
         let doors = Arc::clone(&self.doors);
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
-            if let Some(address) = door.address().map_err(failed)? {
+            if door.address().map_err(failed)?.is_some() {
                 self.serve(shared, door.accepting().map_err(failed)?);
-                self.addresses.push(address);
             }
         }
         let terms = Terms {
@@ -287,7 +310,8 @@ impl RunningApp {
         let mut tick = tokio::time::interval(SWEEP);
         while since.elapsed() < limit {
             tick.tick().await;
-            if self.engine.stats().sessions > 0 {
+            let (own_sessions, ..) = self.held_by_tiers();
+            if self.engine.stats().sessions > own_sessions {
                 since = Instant::now();
             }
         }
@@ -301,21 +325,24 @@ impl RunningApp {
         // Whoever hears of the drain is refused from then on.
         self.engine.begin_drain();
         self.phase.send_replace(Phase::Draining { grace });
-        self.idle_within(grace).await;
+        tokio::join!(self.idle_within(grace), self.drain_tiers(Instant::now() + grace));
         self.close().await;
         self.doors.iter().for_each(Door::remove_files);
     }
 
-    /// Waits until nobody holds a lease or a reservation, but not for longer than this.
+    /// Waits until no client holds a lease or a reservation, but not for longer than this.
     async fn idle_within(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
         loop {
+            // First, so that what ends in between is not subtracted.
             let stats = self.engine.stats();
-            if stats.leases == 0 && stats.reservations == 0 {
+            let (_, own_leases, own_reservations) = self.held_by_tiers();
+            let leases = stats.leases.saturating_sub(own_leases);
+            let reservations = stats.reservations.saturating_sub(own_reservations);
+            if leases == 0 && reservations == 0 {
                 return;
             }
             if Instant::now() >= deadline {
-                let (leases, reservations) = (stats.leases, stats.reservations);
                 tracing::warn!(leases, reservations, "the grace time is over; stopping what still runs");
                 return;
             }
@@ -342,6 +369,13 @@ impl Drop for RunningApp {
         // For whoever watches the phase, also when nobody called `shutdown`: the admin thread is joined after this.
         self.phase.send_replace(Phase::Stopped);
     }
+}
+
+/// Where clients connect, with real ports.
+fn addresses_of(doors: &[Door]) -> Result<Vec<Listen>, AppError> {
+    let address =
+        |door: &Door| door.address().map_err(|source| AppError::Bind { place: door.place.to_string(), source });
+    Ok(doors.iter().map(address).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
 /// Each session takes a connection and a staging region: a thousand of them are above the usual soft limit.

@@ -63,6 +63,10 @@ impl Leases {
     pub(crate) fn open(&self, session: SessionId) {
         self.inner.lock().by_session.insert(session, HashSet::new());
     }
+    /// Leases of one session.
+    pub(crate) fn held_by(&self, session: SessionId) -> u64 {
+        self.inner.lock().by_session.get(&session).map_or(0, |leases| leases.len() as u64)
+    }
     /// Ends every lease of a session.
     pub(crate) fn close(&self, session: SessionId) {
         let mut inner = self.inner.lock();

@@ -17,6 +17,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::engine::{Engine, Stats};
+use crate::tier::{Stack, TierStats};
 
 /// How bytes travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +102,7 @@ impl Metrics {
         counter.fetch_add(bytes, Ordering::Relaxed);
     }
     /// All metrics as OpenMetrics text. Before the engine is there, only what is counted here.
-    pub(crate) fn render(&self, engine: Option<&Engine>) -> String {
+    pub(crate) fn render(&self, engine: Option<&Engine>, stack: Option<&Stack>) -> String {
         let mut registry = Registry::default();
         registry.register("tender_call_seconds", "Time to answer a call", self.calls.clone());
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -112,6 +113,7 @@ impl Metrics {
             sent_grpc_bytes: read(&self.sent_grpc_bytes),
             peers: peer_families(&self.peers),
             engine: engine.map(Engine::stats),
+            tiers: stack.map(Stack::stats).unwrap_or_default(),
         }));
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
@@ -133,6 +135,7 @@ struct Snapshot {
     sent_grpc_bytes: u64,
     peers: Vec<PeerFamily>,
     engine: Option<Stats>,
+    tiers: Vec<TierStats>,
 }
 
 impl Collector for Snapshot {
@@ -153,10 +156,10 @@ impl Collector for Snapshot {
         for (name, help, labels, rows) in &self.peers {
             out.counters(name, help, labels, rows.iter().cloned())?;
         }
-        match &self.engine {
-            Some(stats) => engine_metrics(&mut out, stats),
-            None => Ok(()),
+        if let Some(stats) = &self.engine {
+            engine_metrics(&mut out, stats)?;
         }
+        tier_metrics(&mut out, &self.tiers)
     }
 }
 
@@ -203,6 +206,59 @@ fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
             by(&[("offered", &peers.offered), ("taken", &peers.offers_taken)]),
         ),
     ]
+}
+
+fn tier_metrics(out: &mut Out<'_>, tiers: &[TierStats]) -> std::fmt::Result {
+    let name = |tier: &TierStats| tier.kind.name().to_owned();
+    let rows = |value: fn(&TierStats) -> u64| tiers.iter().map(move |tier| (vec![name(tier)], value(tier)));
+    let label = &["tier"];
+    out.counters("tender_tier_asked_chunks", "Chunks a tier was asked for", label, rows(|t| t.asked_chunks))?;
+    out.counters("tender_tier_found_chunks", "Those of them that it had", label, rows(|t| t.found_chunks))?;
+    let late = rows(|t| t.late_finds);
+    out.counters("tender_tier_late_finds", "Questions not answered in a lookup's time", label, late)?;
+    out.counters("tender_tier_fetches", "Fetches begun", label, rows(|t| t.lane.begun))?;
+    out.counters("tender_tier_fetched_chunks", "Chunks brought", label, rows(|t| t.lane.brought))?;
+    out.counters("tender_tier_fetched_bytes", "Bytes brought", label, rows(|t| t.lane.brought_bytes))?;
+    let throttled = rows(|t| t.lane.throttled);
+    out.counters("tender_tier_throttled_fetches", "Fetches not begun for want of room", label, throttled)?;
+    let failures = tiers.iter().flat_map(|tier| {
+        tier.lane.failures.iter().map(move |(why, count)| (vec![name(tier), (*why).into()], *count))
+    });
+    out.counters(
+        "tender_tier_failed_fetches",
+        "Fetches that failed, by reason",
+        &["tier", "reason"],
+        failures,
+    )?;
+    out.gauges("tender_tier_inflight_fetches", "Fetches under way", label, rows(|t| t.lane.under_way))?;
+    let bytes = rows(|t| t.lane.under_way_bytes);
+    out.gauges("tender_tier_inflight_bytes", "Bytes of fetches under way", label, bytes)?;
+    let latency = rows(|t| u64::try_from(t.lane.latency.as_micros()).unwrap_or(u64::MAX));
+    out.gauges("tender_tier_latency_us", "Measured: a fetch's time beyond its bytes' share", label, latency)?;
+    let rate = rows(|t| t.lane.bytes_per_second);
+    out.gauges("tender_tier_bytes_per_second", "Measured: what a tier brings in all", label, rate)?;
+    let outcomes: [(&str, fn(&TierStats) -> u64); 5] = [
+        ("kept", |t| t.keeps.kept),
+        ("unwanted", |t| t.keeps.unwanted),
+        ("throttled", |t| t.keeps.throttled),
+        ("failed", |t| t.keeps.failed),
+        ("dropped", |t| t.keeps.dropped),
+    ];
+    let given = tiers.iter().flat_map(|tier| {
+        outcomes.iter().map(move |(outcome, value)| (vec![name(tier), (*outcome).into()], value(tier)))
+    });
+    out.counters(
+        "tender_tier_given_chunks",
+        "Chunks given to a tier by outcome; dropped: news of chunks that found its queue full",
+        &["tier", "outcome"],
+        given,
+    )?;
+    out.counters(
+        "tender_tier_kept_bytes",
+        "Bytes of chunks that a tier kept",
+        label,
+        rows(|t| t.keeps.kept_bytes),
+    )
 }
 
 fn engine_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {

@@ -193,6 +193,10 @@ impl Reservations {
         drop(claims);
     }
 
+    /// Those of one session.
+    pub(crate) fn held_by(&self, session: SessionId) -> u64 {
+        self.inner.lock().by_session.get(&session).map_or(0, |ids| ids.len() as u64)
+    }
     /// Reservations, those being written included.
     pub(crate) fn len(&self) -> u64 {
         self.inner.lock().by_id.len() as u64

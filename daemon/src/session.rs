@@ -11,10 +11,20 @@ use crate::namespace::Namespace;
 use crate::staging::Staging;
 use crate::sync::{Mutex, RwLock};
 
+/// Whose session it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Owner {
+    /// A client's.
+    Client,
+    /// The daemon's own. It uses every namespace, and keeps none from being forgotten.
+    House,
+}
+
 /// One open session.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: SessionId,
+    pub(crate) owner: Owner,
     /// Bytes in flight of this session.
     pub(crate) budget: Arc<Budget>,
     state: Mutex<State>,
@@ -34,7 +44,12 @@ impl Session {
         if state.ended {
             return Err(unknown(self.id));
         }
-        Ok(state.bound.insert(namespace.digest, Arc::clone(namespace)).is_none())
+        if self.owner == Owner::House {
+            // Those that were forgotten since: nobody else has them.
+            state.bound.retain(|_, bound| Arc::strong_count(bound) > 1);
+        }
+        let before = state.bound.insert(namespace.digest, Arc::clone(namespace));
+        Ok(before.is_none() && self.owner == Owner::Client)
     }
     /// A namespace that this session has registered.
     pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Result<Arc<Namespace>, Refusal> {
@@ -71,7 +86,9 @@ impl Session {
         state.ended = true;
         let (bound, staging) = (std::mem::take(&mut state.bound), state.staging.take());
         drop(state);
-        bound.values().for_each(|namespace| namespace.unbind());
+        if self.owner == Owner::Client {
+            bound.values().for_each(|namespace| namespace.unbind());
+        }
         drop(staging);
     }
 }
@@ -97,12 +114,13 @@ impl Sessions {
         Self { max, budget_bytes, inner: RwLock::default() }
     }
     /// Opens one. `ready` is called before anybody can name it.
-    pub(crate) fn open(&self, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
+    pub(crate) fn open(&self, owner: Owner, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
         let mut inner = self.inner.write();
         if inner.shut {
             return Err(draining());
         }
-        if inner.by_id.len() >= self.max {
+        let clients = || inner.by_id.values().filter(|session| session.owner == Owner::Client).count();
+        if owner == Owner::Client && inner.by_id.len() >= self.max && clients() >= self.max {
             return Err(Refusal::new(
                 Reason::TooMany,
                 format!("one session more than {}", self.max),
@@ -112,7 +130,7 @@ impl Sessions {
         let id = SessionId::from_random(rand::random());
         ready(id);
         let budget = Budget::new(self.budget_bytes);
-        inner.by_id.insert(id, Arc::new(Session { id, budget, state: Mutex::default() }));
+        inner.by_id.insert(id, Arc::new(Session { id, owner, budget, state: Mutex::default() }));
         Ok(id)
     }
     /// Ends one; false when it had ended.

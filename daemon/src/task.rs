@@ -57,9 +57,17 @@ impl Group {
     pub(crate) fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(work.instrument(tracing::debug_span!("task", name = self.name)));
     }
+    /// Lets go of those that have ended.
+    pub(crate) fn reap(&mut self) {
+        while self.tasks.try_join_next().is_some() {}
+    }
+    /// Ends all of them; none runs any more when this returns.
+    pub(crate) async fn end(mut self) {
+        self.tasks.shutdown().await;
+    }
     /// Waits until fewer than `most` are running.
     pub(crate) async fn room_for(&mut self, most: usize) {
-        while self.tasks.try_join_next().is_some() {}
+        self.reap();
         while self.tasks.len() >= most {
             self.tasks.join_next().await;
         }

@@ -10,6 +10,7 @@
 //! * [`successor`]: one that takes over from a daemon and goes wrong at any step.
 //! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
 //! * [`proxy`]: a network that breaks on demand; [`hostile`]: a daemon that does not keep the contract.
+//! * [`hosts`]: several hosts on this machine, as network namespaces.
 //! * [`redis`]: servers of that name for the directory.
 //! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
@@ -23,6 +24,7 @@ pub mod daemon;
 pub mod fixture;
 pub mod fuzz;
 pub mod hostile;
+pub mod hosts;
 pub mod kernels;
 pub mod keys;
 pub mod mixed;

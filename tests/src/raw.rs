@@ -156,15 +156,20 @@ pub struct Ask {
     pub lease_ms: u64,
     /// Tell where the bytes lie.
     pub locate: bool,
+    /// Begin to fetch what lower tiers have.
+    pub fetch: bool,
 }
 
 impl Ask {
     /// Only look.
-    pub const LOOK: Self = Self { lease: false, lease_ms: 0, locate: false };
+    pub const LOOK: Self = Self { lease: false, lease_ms: 0, locate: false, fetch: false };
     /// Lease for the daemon's default.
-    pub const LEASE: Self = Self { lease: true, lease_ms: 0, locate: false };
+    pub const LEASE: Self = Self { lease: true, lease_ms: 0, locate: false, fetch: false };
     /// Lease and locate.
-    pub const LOCATE: Self = Self { lease: true, lease_ms: 0, locate: true };
+    pub const LOCATE: Self = Self { lease: true, lease_ms: 0, locate: true, fetch: false };
+
+    /// Look, and begin to fetch what is not there.
+    pub const FETCH: Self = Self { fetch: true, ..Self::LOOK };
 
     /// With another time.
     #[must_use]
@@ -249,9 +254,9 @@ impl RawSession {
         chunks: Vec<v1::ChunkId>,
         ask: Ask,
     ) -> Result<v1::LookupResponse, Status> {
-        let Ask { lease, lease_ms, locate } = ask;
+        let Ask { lease, lease_ms, locate, fetch } = ask;
         let session_id = self.id.clone();
-        let request = v1::LookupRequest { session_id, namespace, chunks, lease, lease_ms, locate };
+        let request = v1::LookupRequest { session_id, namespace, chunks, lease, lease_ms, locate, fetch };
         Ok(within(self.client.store.clone().lookup(request)).await?.into_inner())
     }
     /// The states of chunks, no lease.

@@ -147,6 +147,7 @@ impl Calls {
             lease: true,
             lease_ms: u64::try_from(ask.lease.as_millis()).unwrap_or(u64::MAX),
             locate: ask.locate,
+            fetch: false,
         };
         let answer = self.store().lookup(request).await.map_err(refusal)?.into_inner();
         if answer.chunks.len() != chunks.len() {

@@ -105,6 +105,7 @@ impl RunningApp {
             self.phase.send_replace(Phase::Serving);
             return Ok(HandedOver::Kept(Box::new(self)));
         }
+        self.stop_tiers().await;
         let arena = self.engine.give_away().map_err(AppError::system("the arena's descriptor"))?;
         // Sessions have ended; their streams end with this.
         self.phase.send_replace(Phase::Stopped);

@@ -10,12 +10,14 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
 use serde::Deserialize;
 
+use crate::tier::peers::DirectoryUri;
+
 /// Keeps KV cache chunks of inference engines in shared memory and serves them to engines on this host (through
 /// its Unix socket and shared memory) and on others (over TCP).
 ///
 /// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
 /// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
-/// likewise for [lease], [limits] and [log].
+/// likewise for [lease], [limits], [tiers], [directory], [peers] and [log].
 ///
 /// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
 #[derive(Parser, Debug)]
@@ -92,10 +94,16 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) limits: LimitSettings,
     #[command(flatten)]
+    pub(super) tiers: TierSettings,
+    #[command(flatten)]
+    pub(super) directory: DirectorySettings,
+    #[command(flatten)]
+    pub(super) peers: PeerSettings,
+    #[command(flatten)]
     pub(super) log: LogSettings,
 }
 overlay!(Settings { name, listen, socket_mode, admin, drain_grace, exit_when_unused, take_over, worker_threads } {
-    arena, lease, limits, log
+    arena, lease, limits, tiers, directory, peers, log
 });
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
@@ -204,6 +212,105 @@ overlay!(LimitSettings {
 } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Tiers: where chunks are kept and found beyond the arena")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct TierSettings {
+    /// How long a lookup may take to ask the tiers for what the arena does not hold.
+    #[arg(
+        id = "tier-lookup-time",
+        long = "tier-lookup-time",
+        value_name = "TIME",
+        env = "TENDERD_TIER_LOOKUP_TIME"
+    )]
+    pub(super) lookup_time: Option<Span>,
+    /// A chunk that takes longer to come is given up.
+    #[arg(
+        id = "tier-fetch-time",
+        long = "tier-fetch-time",
+        value_name = "TIME",
+        env = "TENDERD_TIER_FETCH_TIME"
+    )]
+    pub(super) fetch_time: Option<Span>,
+    /// Chunks that one tier brings at one time.
+    #[arg(id = "tier-fetches", long = "tier-fetches", value_name = "N", env = "TENDERD_TIER_FETCHES")]
+    pub(super) fetches: Option<usize>,
+    /// Bytes of all chunks that are on their way; more are not begun.
+    #[arg(
+        id = "tier-fetch-bytes",
+        long = "tier-fetch-bytes",
+        value_name = "SIZE",
+        env = "TENDERD_TIER_FETCH_BYTES"
+    )]
+    pub(super) fetch_bytes: Option<ByteSize>,
+    /// Bytes that each of disk and shared tier is given to keep in a second; 0 for no bound.
+    #[arg(
+        id = "tier-write-rate",
+        long = "tier-write-rate",
+        value_name = "SIZE",
+        env = "TENDERD_TIER_WRITE_RATE"
+    )]
+    pub(super) write_rate: Option<ByteSize>,
+    /// Requests that must have found a chunk before the shared tier is given it; 0: it is given everything at once.
+    #[arg(
+        id = "shared-min-hits",
+        long = "shared-min-hits",
+        value_name = "N",
+        env = "TENDERD_SHARED_MIN_HITS"
+    )]
+    pub(super) shared_min_hits: Option<u32>,
+}
+overlay!(TierSettings { lookup_time, fetch_time, fetches, fetch_bytes, write_rate, shared_min_hits } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Directory: which daemon holds what, in a store of the Redis protocol")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct DirectorySettings {
+    /// Where it is: redis://HOST:PORT, rediss://HOST:PORT (TLS), redis+sentinel://HOST:PORT,HOST:PORT/SERVICE or
+    /// redis+cluster://HOST:PORT,HOST:PORT, with USER:PASSWORD@ in front of the hosts if need be. Give it as a variable or
+    /// in the file where others can see this host's command lines.
+    #[arg(id = "directory-uri", long = "directory", value_name = "URI", env = "TENDERD_DIRECTORY")]
+    pub(super) uri: Option<DirectoryUri>,
+    /// In front of all keys. Daemons with the same prefix share chunks.
+    #[arg(
+        id = "directory-prefix",
+        long = "directory-prefix",
+        value_name = "NAME",
+        env = "TENDERD_DIRECTORY_PREFIX"
+    )]
+    pub(super) prefix: Option<String>,
+    /// How long what a daemon says in it is good unless it is said again.
+    #[arg(id = "directory-ttl", long = "directory-ttl", value_name = "TIME", env = "TENDERD_DIRECTORY_TTL")]
+    pub(super) ttl: Option<Span>,
+    /// How long an answer may take.
+    #[arg(
+        id = "directory-timeout",
+        long = "directory-timeout",
+        value_name = "TIME",
+        env = "TENDERD_DIRECTORY_TIMEOUT"
+    )]
+    pub(super) timeout: Option<Span>,
+    /// Chunks that it is told of again each second at most. All of them should be within a third of --directory-ttl.
+    #[arg(
+        id = "directory-publish-rate",
+        long = "directory-publish-rate",
+        value_name = "N",
+        env = "TENDERD_DIRECTORY_PUBLISH_RATE"
+    )]
+    pub(super) publish_rate: Option<usize>,
+}
+overlay!(DirectorySettings { uri, prefix, ttl, timeout, publish_rate } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Peers: other daemons, found through the directory")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct PeerSettings {
+    /// Where other daemons reach this one: tcp://HOST:PORT.
+    #[arg(long, value_name = "ADDRESS", env = "TENDERD_ADVERTISE")]
+    pub(super) advertise: Option<Listen>,
+}
+overlay!(PeerSettings { advertise } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Log (to standard error)")]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct LogSettings {
@@ -294,6 +401,16 @@ impl HostPort {
     /// As the system's resolver takes it.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+    /// Whether the host is one, and not every address of this host.
+    pub(crate) fn is_one_host(&self) -> bool {
+        let host = self.0.rsplit_once(':').map_or("", |(host, _)| host);
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        !bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified()) && bare != "*"
+    }
+    /// 0 where the system chooses.
+    pub(crate) fn port(&self) -> u16 {
+        self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(0)
     }
 }
 

@@ -17,6 +17,7 @@ use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES
 
 use crate::engine::{ArenaConfig, EngineConfig};
 use flags::{Flags, Settings};
+pub use crate::tier::peers::{DirectoryUri, PeersConfig};
 pub use flags::{HostPort, Listen, LogFormat};
 
 /// Every default, and why.
@@ -48,8 +49,24 @@ mod defaults {
     pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
     pub(super) const MAX_NAMESPACES: usize = 256;
     pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
+    /// A lookup's answer comes after the step that asked for it in any case, and a step takes about as long.
+    pub(super) const TIER_LOOKUP_TIME: Span = Span(Duration::from_millis(20));
+    /// Longer than any request waits: later ones profit.
+    pub(super) const TIER_FETCH_TIME: Span = Span(Duration::from_secs(5));
+    pub(super) const TIER_FETCHES: usize = 16;
+    pub(super) const TIER_FETCH_BYTES: ByteSize = ByteSize::mib(256);
+    pub(super) const TIER_WRITE_RATE: ByteSize = ByteSize::b(0);
+    pub(super) const SHARED_MIN_HITS: u32 = 1;
     pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
     pub(super) const LOG_LEVEL: &str = "info";
+
+    pub(super) const DIRECTORY_PREFIX: &str = "tender";
+    /// A daemon that is killed is named for so long; a third of it is the time of a round, see docs/directory.md.
+    pub(super) const DIRECTORY_TTL: Span = Span(Duration::from_secs(90));
+    /// A healthy store answers in a few milliseconds; lookups wait for less than this anyway.
+    pub(super) const DIRECTORY_TIMEOUT: Span = Span(Duration::from_millis(500));
+    /// A core of the store takes about ten times as many.
+    pub(super) const DIRECTORY_PUBLISH_RATE: usize = 20_000;
 
     /// In-flight bytes are arena that holds nothing of use yet: half of it at most.
     pub(super) const INFLIGHT_SHARE: u64 = 2;
@@ -86,8 +103,29 @@ pub struct Config {
     pub log_format: LogFormat,
     /// A filter in the words of `tracing`.
     pub log_level: String,
+    /// Tiers below the arena.
+    pub stack: StackConfig,
+    /// Other daemons; `None` for nobody.
+    pub peers: Option<PeersConfig>,
     /// The domain's own limits.
     pub engine: EngineConfig,
+}
+
+/// How tiers below the arena are used, whichever they are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StackConfig {
+    /// How long a lookup may take to ask them.
+    pub lookup_time: Duration,
+    /// A fetch that takes longer, its time in the queue included, has failed.
+    pub fetch_time: Duration,
+    /// Fetches that one tier does at one time, at least 1.
+    pub fetches: usize,
+    /// Bytes of all fetches that have begun and not ended; what is more is not begun.
+    pub fetch_bytes: u64,
+    /// Bytes that each tier is given to keep in a second; 0 for no bound.
+    pub write_bytes_per_second: u64,
+    /// Requests that must have found a chunk before the shared tier is given it; 0: it is given all that is stored.
+    pub shared_min_hits: u32,
 }
 
 /// Why there is no configuration.
@@ -213,9 +251,78 @@ impl Config {
             )?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
+            stack: stack(&settings)?,
+            peers: peers(&settings)?,
             engine: engine(&settings, &name)?,
             name,
         })
+    }
+}
+
+fn stack(settings: &Settings) -> Result<StackConfig, ConfigError> {
+    let tiers = &settings.tiers;
+    let time = |flag, time: Option<flags::Span>, default: flags::Span| match time.unwrap_or(default) {
+        flags::Span(zero) if zero.is_zero() => Err(unusable(flag, flags::Span(zero), "must be more than 0")),
+        flags::Span(time) => Ok(time),
+    };
+    let fetch_bytes = tiers.fetch_bytes.unwrap_or(defaults::TIER_FETCH_BYTES).as_u64();
+    if fetch_bytes == 0 {
+        return Err(unusable("tier-fetch-bytes", ByteSize(fetch_bytes), "must be more than 0"));
+    }
+    Ok(StackConfig {
+        lookup_time: time("tier-lookup-time", tiers.lookup_time, defaults::TIER_LOOKUP_TIME)?,
+        fetch_time: time("tier-fetch-time", tiers.fetch_time, defaults::TIER_FETCH_TIME)?,
+        fetches: at_least_one("tier-fetches", tiers.fetches.unwrap_or(defaults::TIER_FETCHES))?,
+        fetch_bytes,
+        write_bytes_per_second: tiers.write_rate.unwrap_or(defaults::TIER_WRITE_RATE).as_u64(),
+        shared_min_hits: tiers.shared_min_hits.unwrap_or(defaults::SHARED_MIN_HITS),
+    })
+}
+
+fn peers(settings: &Settings) -> Result<Option<PeersConfig>, ConfigError> {
+    let (directory, peers) = (&settings.directory, &settings.peers);
+    let advertise = peers.advertise.as_ref().map(advertised).transpose()?;
+    let Some(uri) = directory.uri.clone() else {
+        return match advertise {
+            Some(address) => Err(unusable("advertise", address, "nobody reads it without --directory")),
+            None => Ok(None),
+        };
+    };
+    let prefix = directory.prefix.clone().unwrap_or_else(|| defaults::DIRECTORY_PREFIX.into());
+    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(|b| b.is_ascii_graphic() && !b"{}".contains(&b)) {
+        let advice = "use 1 to 64 printable characters without spaces and braces";
+        return Err(unusable("directory-prefix", prefix.escape_debug(), advice));
+    }
+    let ttl = directory.ttl.unwrap_or(defaults::DIRECTORY_TTL);
+    if ttl.0 < Duration::from_secs(3) || ttl.0.subsec_nanos() != 0 {
+        return Err(unusable("directory-ttl", ttl, "use whole seconds, at least 3s"));
+    }
+    let timeout = directory.timeout.unwrap_or(defaults::DIRECTORY_TIMEOUT);
+    if timeout.0.is_zero() {
+        return Err(unusable("directory-timeout", timeout, "must be more than 0"));
+    }
+    let rate = directory.publish_rate.unwrap_or(defaults::DIRECTORY_PUBLISH_RATE);
+    let config = PeersConfig {
+        directory: uri,
+        prefix,
+        ttl: ttl.0,
+        timeout: timeout.0,
+        advertise,
+        entries_per_second: at_least_one("directory-publish-rate", rate)?,
+    };
+    let reachable = |listen: &Listen| matches!(listen, Listen::Tcp(at) if at.is_one_host());
+    if config.advertise.is_none() && !listen_on(settings.listen.clone())?.iter().any(reachable) {
+        let advice = "other daemons must reach this one: listen at tcp://HOST:PORT of this host, or give --advertise \
+                      tcp://HOST:PORT";
+        return Err(unusable("directory", config.directory, advice));
+    }
+    Ok(Some(config))
+}
+
+fn advertised(address: &Listen) -> Result<HostPort, ConfigError> {
+    match address {
+        Listen::Tcp(at) if at.is_one_host() && at.port() != 0 => Ok(at.clone()),
+        _ => Err(unusable("advertise", address, "give tcp://HOST:PORT as other hosts connect to this one")),
     }
 }
 
@@ -360,6 +467,12 @@ fn default_text(id: &str) -> Option<String> {
         "arena-keep" => "true, but false with --exit-when-unused".into(),
         "arena-scrub-rate" => size(defaults::SCRUB_RATE),
         "discard-arena" => defaults::ARENA_DISCARD.to_string(),
+        "directory-uri" => "none".into(),
+        "directory-prefix" => defaults::DIRECTORY_PREFIX.into(),
+        "directory-ttl" => defaults::DIRECTORY_TTL.to_string(),
+        "directory-timeout" => defaults::DIRECTORY_TIMEOUT.to_string(),
+        "directory-publish-rate" => defaults::DIRECTORY_PUBLISH_RATE.to_string(),
+        "advertise" => "the first --listen tcp://HOST:PORT of one host".into(),
         "lease-default" => defaults::LEASE_DEFAULT.to_string(),
         "lease-max" => defaults::LEASE_MAX.to_string(),
         "reservation_time" => defaults::RESERVATION_TIME.to_string(),
@@ -374,6 +487,12 @@ fn default_text(id: &str) -> Option<String> {
         "max_namespaces" => defaults::MAX_NAMESPACES.to_string(),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
+        "tier-lookup-time" => defaults::TIER_LOOKUP_TIME.to_string(),
+        "tier-fetch-time" => defaults::TIER_FETCH_TIME.to_string(),
+        "tier-fetches" => defaults::TIER_FETCHES.to_string(),
+        "tier-fetch-bytes" => size(defaults::TIER_FETCH_BYTES),
+        "tier-write-rate" => size(defaults::TIER_WRITE_RATE),
+        "shared-min-hits" => defaults::SHARED_MIN_HITS.to_string(),
         "log-format" => format!("{:?}", defaults::LOG_FORMAT).to_lowercase(),
         "log-level" => defaults::LOG_LEVEL.into(),
         _ => return None,

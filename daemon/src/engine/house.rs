@@ -10,6 +10,7 @@ use tender_proto::{
 use super::{
     Already, ChunkAnswer, Engine, LeaseAsk, LookupAnswer, PartReader, PartWriter, ReserveAnswer, ReserveAsk,
 };
+use crate::session::Owner;
 use crate::tier::TierNamespace;
 
 /// The session; it ends when this is dropped.
@@ -62,13 +63,19 @@ impl Drop for HouseLease {
 impl House {
     /// Opens the session.
     pub(crate) fn open(engine: &Arc<Engine>) -> Result<Self, Refusal> {
-        let session = engine.open_session("tiers", std::process::id())?;
+        let session = engine.open("tiers", std::process::id(), Owner::House)?;
         Ok(Self { engine: Arc::clone(engine), session })
     }
 
     /// The engine behind it.
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
+    }
+
+    /// Its leases and reservations now.
+    pub(crate) fn held(&self) -> (u64, u64) {
+        let core = &self.engine.core;
+        (core.leases.held_by(self.session), core.reservations.held_by(self.session))
     }
 
     /// A namespace that somebody has registered, as it is now.
@@ -82,6 +89,34 @@ impl House {
         let digest = descriptor.digest();
         self.engine.register(self.session, descriptor.clone(), digest, None).ok()?;
         self.namespace(digest)
+    }
+
+    /// All that somebody has registered.
+    pub(crate) fn namespaces(&self) -> Vec<TierNamespace> {
+        let all = self.engine.core.namespaces.list();
+        all.iter().filter_map(|(namespace, _)| self.namespace(namespace.digest)).collect()
+    }
+
+    /// Bytes of all parts of a chunk whose every block is stored.
+    pub(crate) fn full_chunk_bytes(&self, digest: NamespaceDigest, chunk: ChunkId) -> Option<u64> {
+        let namespace = self.engine.core.namespaces.get(digest)?;
+        let group = namespace.descriptor.group_of(chunk).ok()?;
+        let blocks: u64 = (0..).map(PartIndex).map_while(|part| group.block_bytes(part)).sum();
+        Some(blocks * u64::from(group.blocks_per_chunk.get()))
+    }
+
+    /// The epoch of a namespace now; `None` when nobody knows it any more.
+    pub(crate) fn epoch(&self, digest: NamespaceDigest) -> Option<u32> {
+        Some(self.engine.core.namespaces.get(digest)?.epoch())
+    }
+
+    /// Whether a chunk is READY. Nobody counts this as a question.
+    pub(crate) fn has(&self, namespace: &TierNamespace, chunk: ChunkId) -> bool {
+        let look = || {
+            self.bind(namespace).ok()?;
+            self.engine.look(self.session, namespace.digest, &[chunk], LeaseAsk::None).ok()
+        };
+        look().is_some_and(|answer| matches!(answer.chunks[..], [ChunkAnswer::Ready { .. }]))
     }
 
     /// Reserves all parts of a chunk that was stored in the namespace's epoch.
@@ -154,8 +189,16 @@ impl House {
     }
 
     fn bind(&self, namespace: &TierNamespace) -> Result<(), Refusal> {
-        let descriptor = namespace.descriptor.clone();
-        self.engine.register(self.session, descriptor, namespace.digest, None).map(drop)
+        let core = &self.engine.core;
+        // What nobody knows any more is not made known again: there is nobody to bring anything for.
+        let known = core.namespaces.get(namespace.digest).ok_or_else(|| {
+            Refusal::new(
+                Reason::UnknownNamespace,
+                format!("the namespace {}", namespace.digest),
+                "register it",
+            )
+        })?;
+        core.sessions.get(self.session)?.bind(&known).map(drop)
     }
 }
 

@@ -15,11 +15,12 @@ mod store;
 pub(crate) mod tests;
 mod tour;
 mod types;
+mod watch;
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use nix::errno::Errno;
@@ -33,7 +34,7 @@ use crate::index::{Index, Place};
 use crate::lease::Leases;
 use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
-use crate::session::{Session, Sessions, draining};
+use crate::session::{Owner, Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
@@ -44,6 +45,7 @@ pub use scrub::Suspects;
 pub use store::PartWriter;
 pub(crate) use tour::Toured;
 pub use types::*;
+pub(crate) use watch::Watcher;
 
 /// The daemon's heart. Share it in an `Arc`.
 #[derive(Debug)]
@@ -71,6 +73,7 @@ struct Core {
     index: Arc<Index>,
     restored: Restored,
     scrub: scrub::Scrub,
+    watcher: OnceLock<Arc<dyn Watcher>>,
     /// Last: whatever holds memory in it goes first.
     arena: Arena,
 }
@@ -126,6 +129,7 @@ impl Engine {
             arena,
             restored: Restored::default(),
             scrub: scrub::Scrub::default(),
+            watcher: OnceLock::new(),
             config,
             clock,
         };
@@ -163,10 +167,14 @@ impl Engine {
 
     /// Opens a session. Refused: too many of them, or the daemon is about to stop.
     pub fn open_session(&self, client_name: &str, pid: u32) -> Result<SessionId, Refusal> {
+        self.open(client_name, pid, Owner::Client)
+    }
+
+    fn open(&self, client_name: &str, pid: u32, owner: Owner) -> Result<SessionId, Refusal> {
         let core = &self.core;
         core.counted(|| {
             core.refuse_when_draining()?;
-            let session = core.sessions.open(|session| {
+            let session = core.sessions.open(owner, |session| {
                 core.leases.open(session);
                 core.reservations.open(session);
             })?;

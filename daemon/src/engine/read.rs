@@ -24,11 +24,28 @@ impl Engine {
         chunks: &[ChunkId],
         ask: LeaseAsk,
     ) -> Result<LookupAnswer, Refusal> {
+        self.lookup_with(session, namespace, chunks, ask, |_| false)
+    }
+
+    /// The same where some chunks that are not there are on their way: they are PENDING.
+    pub(crate) fn lookup_with(
+        &self,
+        session: SessionId,
+        namespace: NamespaceDigest,
+        chunks: &[ChunkId],
+        ask: LeaseAsk,
+        comes: impl Fn(usize) -> bool,
+    ) -> Result<LookupAnswer, Refusal> {
         let core = &self.core;
         core.counted(|| {
             core.refuse_large_batch(chunks.len())?;
             let (session, namespace) = core.bound(session, namespace)?;
-            let answer = core.lookup(session.id, &namespace, chunks, ask)?;
+            let mut answer = core.lookup(session.id, &namespace, chunks, ask)?;
+            for (index, chunk) in answer.chunks.iter_mut().enumerate() {
+                if matches!(chunk, ChunkAnswer::Miss(_)) && comes(index) {
+                    *chunk = ChunkAnswer::Pending;
+                }
+            }
             count(&namespace, &answer.chunks);
             Ok(answer)
         })

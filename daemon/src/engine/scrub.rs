@@ -94,6 +94,7 @@ impl Core {
         // What another daemon has written since it got the arena is no fault.
         if !matches && !self.arena.is_given_away() && self.index.quarantine(stored) {
             self.scrub.quarantined_chunks.fetch_add(1, Ordering::Relaxed);
+            self.tell(|watcher| watcher.lost(stored.namespace.digest, stored.chunk));
             tracing::error!(
                 namespace = %stored.namespace.digest, chunk = %stored.chunk,
                 "stored bytes have changed in memory; the chunk is taken out and will be computed anew"

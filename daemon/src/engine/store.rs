@@ -15,7 +15,7 @@ use crate::fault::{self, Fault};
 use crate::index::{Door, Key, Part, Wanted};
 use crate::namespace::Namespace;
 use crate::reservation::Claim;
-use crate::session::Session;
+use crate::session::{Owner, Session};
 use crate::staging::Staging;
 
 /// Bytes that are copied and then hashed while they are still in the core's cache.
@@ -198,17 +198,19 @@ impl Core {
             }
             let free = pool.capacity_bytes() - pool.used_bytes();
             // Evicting everything for a part that does not fit even then would help nobody.
-            if free + self.index.evictable_bytes() < footprint_bytes(bytes) || !self.index.evict_oldest() {
+            if free + self.index.evictable_bytes() < footprint_bytes(bytes) {
                 return None;
             }
+            let evicted = self.index.evict_oldest()?;
+            self.tell(|watcher| watcher.lost(evicted.namespace, evicted.chunk));
         }
     }
 
     fn begin_write(self: &Arc<Self>, session: SessionId, reservation: u64) -> Result<PartWriter, Reason> {
-        self.sessions.get(session).map_err(|refusal| refusal.reason)?;
+        let owner = self.sessions.get(session).map_err(|refusal| refusal.reason)?.owner;
         let (id, claim) = self.reservations.begin(session, reservation, self.clock.now())?;
         self.index.begin_filling(claim.place, claim.part, id);
-        let held = Held { core: Arc::clone(self), id, claim: Some(claim) };
+        let held = Held { core: Arc::clone(self), id, owner, claim: Some(claim) };
         Ok(PartWriter { held, hasher: blake3::Hasher::new(), written_bytes: 0 })
     }
 
@@ -253,6 +255,7 @@ pub struct PartWriter {
 struct Held {
     core: Arc<Core>,
     id: ReservationId,
+    owner: Owner,
     /// Gone once published.
     claim: Option<Claim>,
 }
@@ -368,12 +371,16 @@ impl Held {
     }
 
     fn publish(&mut self, digest: ContentDigest) -> Result<Stored, Reason> {
-        let Claim { place, part, extent, permit, .. } = self.claim.take().ok_or(Reason::Internal)?;
+        let Claim { namespace, chunk, place, part, extent, permit, .. } =
+            self.claim.take().ok_or(Reason::Internal)?;
         let now = self.core.clock.now();
         let verified = Part { record: None, extent, digest };
         let published = self.core.index.publish(place, part, self.id, now, verified, permit);
         if published.is_err() {
             self.core.index.unhold(place, part, self.id);
+        }
+        if published == Ok(true) && self.owner == Owner::Client {
+            self.core.tell(|watcher| watcher.stored(namespace.digest, chunk));
         }
         // Why the part is no longer ours is known where it was taken away.
         let why = |reason| self.core.reservations.ended(self.id).unwrap_or(reason);

@@ -18,7 +18,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tender_proto::{ChunkId, Coverage, PartIndex, Reason, ReservationId};
+use tender_proto::{ChunkId, Coverage, NamespaceDigest, PartIndex, Reason, ReservationId};
 
 use crate::admission::Permit;
 use crate::arena::catalogue::{Catalogue, PartEntry};
@@ -94,6 +94,13 @@ pub(crate) enum Found {
     Ready(Coverage, Option<Pin>),
     Pending,
     Miss(Reason),
+}
+
+/// What made room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Evicted {
+    pub(crate) namespace: NamespaceDigest,
+    pub(crate) chunk: ChunkId,
 }
 
 /// What a reset forgot.
@@ -333,8 +340,8 @@ impl Index {
         drop(gone);
     }
 
-    /// Evicts the chunk whose last use is longest ago; false when nothing can be evicted.
-    pub(crate) fn evict_oldest(&self) -> bool {
+    /// Evicts the chunk whose last use is longest ago; `None` when nothing can be evicted.
+    pub(crate) fn evict_oldest(&self) -> Option<Evicted> {
         while let Some(shard_index) = self.recency.oldest_shard() {
             let mut shard = self.lock(shard_index);
             // Somebody may have used or evicted it since; then look again.
@@ -343,16 +350,17 @@ impl Index {
                 drop(shard);
                 shard = self.lock(shard_index);
             }
-            let Some(entry) = shard.slab.get(slot) else { return false };
-            let (hash, namespace) = (self.hash(entry.key()), Arc::clone(&entry.namespace));
+            let entry = shard.slab.get(slot)?;
+            let (hash, namespace, chunk) =
+                (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
             drop(shard);
             namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            return version.is_some();
+            return version.map(|_freed| Evicted { namespace: namespace.digest, chunk });
         }
-        false
+        None
     }
 
     /// Arena bytes that evicting everything evictable would free.

@@ -49,6 +49,9 @@ impl v1::admin_server::Admin for AdminService {
             return Err(self.0.refuse_here("reset", draining()));
         }
         self.0.resets.send_modify(|count| *count += 1);
+        if let Some(stack) = &self.0.stack {
+            stack.forget(scope).await.map_err(|no| self.0.refuse_here("reset", no))?;
+        }
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,
             fenced_reservations: answer.fenced_reservations,

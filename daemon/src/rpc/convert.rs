@@ -79,12 +79,14 @@ pub(super) fn merge<A>(
     })
 }
 
-pub(super) fn lookup_answer(answer: LookupAnswer) -> v1::LookupResponse {
+/// `expected_ms` says of a PENDING chunk when it comes; 0 where nobody knows.
+pub(super) fn lookup_answer(answer: LookupAnswer, expected_ms: impl Fn(usize) -> u32) -> v1::LookupResponse {
     let lease = answer.lease.map(|grant| v1::Lease { id: grant.id.get(), lease_ms: millis(grant.ttl) });
-    v1::LookupResponse { chunks: answer.chunks.into_iter().map(chunk_status).collect(), lease }
+    let status = |(index, answer)| chunk_status(answer, || expected_ms(index));
+    v1::LookupResponse { chunks: answer.chunks.into_iter().enumerate().map(status).collect(), lease }
 }
 
-fn chunk_status(answer: ChunkAnswer) -> v1::ChunkStatus {
+fn chunk_status(answer: ChunkAnswer, expected_ms: impl Fn() -> u32) -> v1::ChunkStatus {
     match answer {
         ChunkAnswer::Ready { coverage, parts } => v1::ChunkStatus {
             state: v1::ChunkState::Ready.into(),
@@ -92,9 +94,11 @@ fn chunk_status(answer: ChunkAnswer) -> v1::ChunkStatus {
             parts: parts.into_iter().map(place).collect(),
             ..v1::ChunkStatus::default()
         },
-        ChunkAnswer::Pending => {
-            v1::ChunkStatus { state: v1::ChunkState::Pending.into(), ..v1::ChunkStatus::default() }
-        }
+        ChunkAnswer::Pending => v1::ChunkStatus {
+            state: v1::ChunkState::Pending.into(),
+            expected_ms: expected_ms(),
+            ..v1::ChunkStatus::default()
+        },
         ChunkAnswer::Miss(reason) => v1::ChunkStatus {
             state: v1::ChunkState::Miss.into(),
             reason: reason.to_wire().into(),

@@ -1,6 +1,6 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
-//! `server` has the limits, `service` the calls with one answer, `session` the stream that a session lives by, `put`
+//! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the stream that a session lives by, `put`
 //! and `get` the streams of bytes, `peer` what other daemons ask, `frames` what the latter writes, `admin` what operators ask, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
@@ -8,6 +8,7 @@ mod admin;
 mod convert;
 mod frames;
 mod get;
+mod lookup;
 mod peer;
 mod put;
 pub(crate) mod server;
@@ -25,6 +26,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::shutdown::Phase;
+use crate::tier::Stack;
 use crate::tier::peers::PeerTier;
 use status::RefusalLog;
 
@@ -32,6 +34,8 @@ use status::RefusalLog;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) engine: Arc<Engine>,
+    /// Tiers below the arena, if there are any.
+    pub(crate) stack: Option<Arc<Stack>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Counts resets, so that sessions hear of them.

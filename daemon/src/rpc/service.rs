@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use prost::Message;
@@ -15,8 +15,8 @@ use super::convert;
 use super::frames::Rider;
 use super::get::GetStream;
 use super::session::SessionStream;
-use super::{Shared, put};
-use crate::engine::{CommitAsk, LeaseAsk, LeaseGrant, ReserveAnswer, StoreAnswer, Suspects};
+use super::{Shared, lookup, put};
+use crate::engine::{CommitAsk, LeaseGrant, ReserveAnswer, StoreAnswer, Suspects};
 use crate::metrics::Path;
 
 /// The service, cheap to clone.
@@ -63,22 +63,13 @@ impl v1::store_server::Store for StoreService {
         request: Request<v1::LookupRequest>,
     ) -> Result<Response<v1::LookupResponse>, Status> {
         let raw = request.into_inner();
-        let decode = || {
-            let (session, namespace) =
-                (SessionId::parse(&raw.session_id)?, NamespaceDigest::parse(&raw.namespace)?);
-            Ok((session, namespace, convert::chunks(&raw.chunks)?))
-        };
-        self.0.answer("lookup", decode, |(session, namespace, chunks)| {
-            let ttl = (raw.lease_ms > 0).then(|| Duration::from_millis(raw.lease_ms));
-            let ask = if raw.lease { LeaseAsk::Lease { ttl, locate: raw.locate } } else { LeaseAsk::None };
-            let found = self.0.engine.lookup(session, namespace, &chunks, ask)?;
-            let lease = found.lease;
-            let answer = convert::lookup_answer(found);
-            self.0.fits_a_message(session, lease, &answer)?;
-            let located = answer.chunks.iter().flat_map(|chunk| &chunk.parts).map(|part| part.bytes).sum();
-            self.0.metrics.sent(Path::Shm, located);
-            Ok(answer)
-        })
+        let start = Instant::now();
+        let asked = lookup::Asked::decode(&raw).map_err(|no| self.0.refuse_here("lookup", no))?;
+        // Leases are granted after the last wait: a caller that goes away leaves none.
+        let sought = asked.seek(&self.0).await;
+        let answer = asked.answer(&self.0, &sought).map_err(|no| self.0.refuse("lookup", no))?;
+        self.0.metrics.call("lookup", start.elapsed());
+        Ok(Response::new(answer))
     }
 
     async fn release(
@@ -194,7 +185,7 @@ impl Shared {
     }
 
     /// Chunks of many parts can make an answer that no client would take; its lease must not stay then.
-    fn fits_a_message(
+    pub(super) fn fits_a_message(
         &self,
         session: SessionId,
         lease: Option<LeaseGrant>,

@@ -8,7 +8,16 @@
 //! A tier is soft state. It may forget, be slow, be away, or lie: what it brings is held to its digest before anybody
 //! sees it, and everything else about it costs a miss.
 
+mod behind;
+mod calls;
+mod cost;
+#[cfg(test)]
+pub(crate) mod fake;
+mod fetches;
 pub(crate) mod peers;
+mod stack;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::time::Instant;
@@ -16,6 +25,9 @@ use std::time::Instant;
 use tender_proto::{ChunkId, Coverage, Descriptor, NamespaceDigest, Reason};
 
 use crate::engine::{House, OpenChunk};
+pub(crate) use fetches::Sought;
+use stack::Running;
+pub(crate) use stack::{Stack, TierStats};
 
 /// Which tier, in the order in which they are asked.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -80,6 +92,20 @@ pub(crate) enum FetchError {
     /// The tier cannot be reached or read now.
     #[error("{0}")]
     Unavailable(String),
+}
+
+impl FetchError {
+    /// In metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Gone => "gone",
+            Self::Corrupt => "corrupt",
+            Self::Deadline => "deadline",
+            Self::NotNeeded => "not_needed",
+            Self::Refused(_) => "refused",
+            Self::Unavailable(_) => "unavailable",
+        }
+    }
 }
 
 /// What became of a chunk that a tier was given to keep.

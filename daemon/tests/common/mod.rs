@@ -226,6 +226,7 @@ impl Session {
             lease: true,
             lease_ms,
             locate,
+            fetch: false,
         };
         self.store.clone().lookup(request).await.unwrap().into_inner()
     }

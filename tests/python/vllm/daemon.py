@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
@@ -32,12 +33,16 @@ def program(name: str) -> Path:
 class Daemon:
     """One `tenderd` with its own socket and arena. `start` again after `kill` reuses both places."""
 
-    def __init__(self, folder: Path, arena: str = "128MiB", tcp: bool = False):
+    def __init__(
+        self, folder: Path, arena: str = "128MiB", tcp: bool = False, on: Sequence[str] = (), flags: Sequence[str] = ()
+    ):
+        """`on` is put before the command (another host); `flags` come after ours."""
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.socket = self.folder / "tenderd.sock"
         self.arena = arena
         self.tcp_port = _free_port() if tcp else None
+        self._on, self._flags = list(on), list(flags)
         self.log = self.folder / "tenderd.log"
         self._process: subprocess.Popen | None = None
 
@@ -129,7 +134,8 @@ class Daemon:
         listen = ["--listen", self.address]
         if self.tcp_port is not None:
             listen += ["--listen", f"tcp://127.0.0.1:{self.tcp_port}"]
-        return [str(program("tenderd")), *listen, "--arena-size", self.arena, "--arena-path", str(self._arena_file())]
+        arena = ["--arena-size", self.arena, "--arena-path", str(self._arena_file())]
+        return [*self._on, str(program("tenderd")), *listen, *arena, *self._flags]
 
     def _arena_file(self) -> Path:
         # Not in /dev/shm: containers often have 64 MiB there, and what a killed test leaves would stay in memory.

@@ -62,7 +62,7 @@ class Running:
         environment.update([self._mark.split("=")])
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(_HERE / "child.py"), str(spec_path), str(self._result)],
+                [*spec.on, sys.executable, str(_HERE / "child.py"), str(spec_path), str(self._result)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -8,6 +8,7 @@ into `bench.facts` and is asserted by its test.
 from __future__ import annotations
 
 import random
+import subprocess
 import threading
 import time
 from itertools import pairwise
@@ -445,10 +446,30 @@ def _served_after_restart(bench: Bench, asks: list[Ask]) -> int:
     return 0
 
 
+NEIGHBOUR_SETS = ("calm", "slow", "silent", "healed", "lost", "found", "orphaned")
+"""Sets of prompts; between two of them something may befall the network."""
+SYSTEM_TOKENS = 6 * CHUNK_TOKENS
+
+
+def neighbours(bench: Bench) -> None:
+    """Each set of prompts begins with a system prompt of its own and is asked for once: an engine finds of it what
+    another one has stored on its host, or nothing. Before a set comes what the spec says befalls the network."""
+    for name in NEIGHBOUR_SETS:
+        system = bench.prompt(SYSTEM_TOKENS)
+        asks = [Ask(f"{name}{tokens}", system + bench.prompt(tokens)) for tokens in (40, 150)]
+        for command in bench.spec.befalls.get(name, []):
+            subprocess.run(command, check=True)
+        # One after the other: the second one of a set may also hit what the first one has stored.
+        for ask in asks:
+            bench.run(ask.name, [ask])
+        bench.engine.settle()
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
         repeated_prompt,
+        neighbours,
         demo,
         every_kind_of_hit,
         continued_decode,

@@ -44,6 +44,10 @@ class Spec:
     """Set: the scenario has a daemon of its own there, which it may kill and restart; it knows the address."""
     link_bytes_per_s: int | None = None
     """Set: the scenario's own daemon is reached by TCP over a link that slow; 0 for one that is not slow at first."""
+    on: list[str] = field(default_factory=list)
+    """Put before the engine's command: it runs on another host."""
+    befalls: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Commands that the scenario runs before a step of its own of that name."""
     expects_daemon: bool = True
     """The engine waits for its daemon before the first pass, so that what is served does not hang on who was faster."""
 

@@ -40,6 +40,12 @@ const SETTINGS: &[Setting] = &[
     ("limits", "max_namespaces", "max-namespaces", true),
     ("limits", "max_frame", "max-frame", false),
     ("limits", "max_calls_per_connection", "max-calls-per-connection", true),
+    ("tiers", "lookup_time", "tier-lookup-time", false),
+    ("tiers", "fetch_time", "tier-fetch-time", false),
+    ("tiers", "fetches", "tier-fetches", true),
+    ("tiers", "fetch_bytes", "tier-fetch-bytes", false),
+    ("tiers", "write_rate", "tier-write-rate", false),
+    ("tiers", "shared_min_hits", "shared-min-hits", true),
     ("log", "format", "log-format", false),
     ("log", "level", "log-level", false),
 ];

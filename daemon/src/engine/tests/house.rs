@@ -96,3 +96,59 @@ fn a_chunk_that_does_not_fit_holds_nothing_of_the_arena() {
     bench.release(session, lease);
     drop(house.fill(&namespace, pair(1), full()).unwrap());
 }
+
+#[test]
+fn the_house_takes_no_clients_place_and_keeps_no_namespace_from_being_forgotten() {
+    let bench = Bench::with(8, |config| config.max_sessions = 1);
+    let house = house(&bench);
+    let session = bench.session();
+    bench.put(session, 1);
+    let namespace = house.namespace(a()).unwrap();
+    assert!(house.has(&namespace, chunk(1)) && house.read(&namespace, chunk(1)).is_some());
+    bench.engine.reset(ResetScope::All);
+    bench.engine.close_session(session);
+    let session = bench.engine.open_session("another model", 1).unwrap();
+    for name in ["c", "d", "e", "f"] {
+        let d = descriptor(name);
+        bench.engine.register(session, d.clone(), d.digest(), None).unwrap();
+    }
+    assert!(house.namespace(a()).is_none());
+    let unknown = house.fill(&namespace, chunk(1), full()).unwrap_err();
+    assert_eq!(unknown, Unfilled::Refused(Reason::UnknownNamespace));
+    // It comes back with another epoch: what was asked for before does not come.
+    bench.engine.close_session(session);
+    bench.session();
+    let late = house.fill(&namespace, chunk(1), full()).unwrap_err();
+    assert_eq!(late, Unfilled::Refused(Reason::NamespaceReset));
+    drop(house.fill(&house.namespace(a()).unwrap(), chunk(1), full()).unwrap());
+}
+
+#[derive(Debug, Default)]
+struct Ear(Mutex<Vec<(char, ChunkId)>>);
+impl Watcher for Ear {
+    fn stored(&self, _: NamespaceDigest, chunk: ChunkId) {
+        self.0.lock().push(('s', chunk));
+    }
+    fn lost(&self, _: NamespaceDigest, chunk: ChunkId) {
+        self.0.lock().push(('l', chunk));
+    }
+}
+
+#[test]
+fn a_watcher_hears_what_clients_store_and_what_leaves() {
+    let bench = Bench::with_slots(4);
+    let (house, session) = (house(&bench), bench.session());
+    let ear = Arc::new(Ear::default());
+    assert!(bench.engine.watch(Arc::clone(&ear) as Arc<dyn Watcher>));
+    (0..5).for_each(|n| bench.put(session, n));
+    // A store that fails is none, and what the house brings is known to it.
+    let id = bench.reserved(session, ask(chunk(8), FULL));
+    assert!(bench.write(session, id, &bytes_of(chunk(7), 0, FULL)[..5], FULL).is_err());
+    let namespace = house.namespace(a()).unwrap();
+    let mut filling = house.fill(&namespace, chunk(9), full()).unwrap();
+    write(&mut filling, chunk(9), 0).unwrap();
+    let heard = ear.0.lock().clone();
+    let told = |word, n| heard.contains(&(word, chunk(n)));
+    assert!((0..5).all(|n| told('s', n)) && !told('s', 8) && !told('s', 9), "{heard:?}");
+    assert!(told('l', 0) && told('l', 1) && !told('l', 9), "{heard:?}");
+}

@@ -19,9 +19,9 @@ use tender_proto::NamespaceDigest;
 use crate::engine::House;
 use crate::task;
 
-/// Forgets a namespace's chunks in this daemon: everything stored or gathered until then. A new local epoch has begun
-/// when it returns.
-pub(crate) type Forget = Arc<dyn Fn(NamespaceDigest) + Send + Sync>;
+/// Forgets a namespace's chunks in this daemon, its disk included: everything stored or gathered until then. A new local
+/// epoch has begun when it returns. It may take its time. An error is an answer too: it is tried again later.
+pub(crate) type Forget = Arc<dyn Fn(NamespaceDigest) -> Result<(), String> + Send + Sync>;
 
 /// What this daemon knows of all namespaces' generations.
 pub(crate) struct Generations {
@@ -102,7 +102,11 @@ impl Generations {
         let news = seen > highest;
         if news {
             tracing::info!(%namespace, generation = seen, "the namespace was reset elsewhere; its chunks are forgotten here");
-            (self.forget)(namespace);
+            if let Err(why) = (self.forget)(namespace) {
+                tracing::error!(%namespace, why, "what was reset elsewhere is not forgotten here yet; it is published no more");
+                self.state.lock().since.remove(&namespace);
+                return Learned::Same;
+            }
         }
         let Some(now) = self.house.namespace(namespace) else {
             // Nobody here has it; whoever registers it begins with nothing of it.

@@ -120,15 +120,19 @@ impl Link {
         if asks.is_empty() {
             return Ok(Vec::new());
         }
-        let deadline = deadline.min(Instant::now() + self.timeout);
+        let longest = Instant::now() + self.timeout;
+        let hurried = deadline < longest;
+        let deadline = deadline.min(longest);
         let asked = async { self.connected().await?.ask(asks).await };
         let outcome = match tokio::time::timeout_at(deadline.into(), asked).await {
             Ok(Ok(answers)) => check(asks, answers),
             Ok(Err(error)) => Err(LinkError::Store(error)),
             Err(_) => Err(LinkError::Deadline),
         };
-        if outcome.is_err() {
-            // A server that was demoted, a socket that is dead: the next question begins anew.
+        let in_a_hurry = hurried && matches!(outcome, Err(LinkError::Deadline));
+        if outcome.is_err() && !in_a_hurry {
+            // A server that was demoted, a socket that is dead: the next question begins anew. A caller that could not wait
+            // says nothing of the connection.
             if let Ok(mut connection) = self.connection.try_lock() {
                 *connection = None;
             }

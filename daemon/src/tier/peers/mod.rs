@@ -31,11 +31,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::HashSet;
 use moka::sync::Cache;
+use parking_lot::Mutex;
 use tender_proto::{ChunkId, Coverage, Descriptor, NamespaceDigest};
 use tokio::sync::Semaphore;
 use tokio::time::timeout_at;
 
 use super::{Available, FetchError, Kept, OpenChunk, Tier, TierKind, TierNamespace};
+use crate::config::{HostPort, Listen};
 use crate::engine::{House, Unfilled};
 use crate::metrics::Metrics;
 use crate::task::{Task, spawn};
@@ -56,8 +58,8 @@ pub use uri::DirectoryUri;
 const REMEMBERED: Duration = Duration::from_secs(10);
 const REMEMBERED_CHUNKS: u64 = 100_000;
 const REMEMBERED_DAEMONS: u64 = 20_000;
-/// An operator waits for it.
-const RESET_DEADLINE: Duration = Duration::from_secs(5);
+/// An operator waits for it; the stack waits for 5 s.
+const RESET_DEADLINE: Duration = Duration::from_secs(3);
 /// Offers that are taken at one time: whoever ends can ask somebody else.
 const OFFERS_AT_ONCE: usize = 2;
 
@@ -72,8 +74,21 @@ pub struct PeersConfig {
     pub ttl: Duration,
     /// For one question to it.
     pub timeout: Duration,
+    /// Where other daemons reach this one; `None` for the first TCP listener.
+    pub advertise: Option<HostPort>,
     /// Entries that are said again each second at most.
     pub entries_per_second: usize,
+}
+
+impl PeersConfig {
+    /// HOST:PORT where others reach a daemon that listens at these addresses; `None` where nobody could.
+    pub(crate) fn reached_at(&self, listening: &[Listen]) -> Option<String> {
+        let listener = listening.iter().find_map(|address| match address {
+            Listen::Tcp(at) if at.is_one_host() => Some(at),
+            _ => None,
+        });
+        self.advertise.as_ref().or(listener).map(ToString::to_string)
+    }
 }
 
 /// Where this daemon is and what it keeps beside its arena.
@@ -100,7 +115,7 @@ pub(crate) struct PeerTier {
     addresses: Cache<DaemonId, Option<Arc<str>>>,
     candidates: Cache<(NamespaceDigest, ChunkId), Arc<Candidates>>,
     offers: Semaphore,
-    _publisher: Task,
+    publisher: Mutex<Option<Task>>,
 }
 
 /// Who can be asked for a chunk.
@@ -155,7 +170,7 @@ pub(crate) fn start(
         addresses: Cache::builder().max_capacity(REMEMBERED_DAEMONS).time_to_live(REMEMBERED).build(),
         candidates: remembered(REMEMBERED_CHUNKS).build(),
         offers: Semaphore::new(OFFERS_AT_ONCE),
-        _publisher: spawn("publisher", publisher.run(inbox)),
+        publisher: Mutex::new(Some(spawn("publisher", publisher.run(inbox)))),
     }))
 }
 
@@ -164,6 +179,10 @@ impl PeerTier {
     pub(crate) fn serving(&self, namespace: NamespaceDigest, generation: u64) -> Option<TierNamespace> {
         let namespace = self.house.namespace(namespace)?;
         (self.generations.of(namespace.digest, namespace.epoch) == Some(generation)).then_some(namespace)
+    }
+    /// Nothing is told to the directory any more: the arena is another daemon's.
+    pub(crate) fn stop(&self) {
+        *self.publisher.lock() = None;
     }
     pub(crate) fn house(&self) -> &House {
         &self.house
@@ -433,6 +452,10 @@ impl Tier for PeerTier {
             format!("other daemons may still serve the namespace: {error}; reset it again when the directory answers")
         })?;
         self.generations.learn(namespace.digest, generation).await;
+        // Unless this daemon no longer knows it: then nothing of it is here.
+        if self.generations.highest(namespace.digest) < generation && self.house.epoch(namespace.digest).is_some() {
+            return Err("this daemon could not forget it; reset it again".to_owned());
+        }
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use std::str::FromStr;
 use redis::{ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo};
 
 /// A store of the Redis protocol. Its password is never shown.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
 pub struct DirectoryUri {
     pub(crate) kind: DirectoryKind,
     pub(crate) tls: bool,
@@ -34,6 +35,14 @@ pub struct BadUri(&'static str);
 
 const FORMS: &str = "write redis://HOST:PORT, rediss://HOST:PORT (TLS), redis+sentinel://HOST:PORT,HOST:PORT/SERVICE \
                      or redis+cluster://HOST:PORT,HOST:PORT; [USER:PASSWORD@] may stand in front of the hosts";
+
+impl TryFrom<String> for DirectoryUri {
+    type Error = BadUri;
+
+    fn try_from(text: String) -> Result<Self, BadUri> {
+        text.parse()
+    }
+}
 
 impl FromStr for DirectoryUri {
     type Err = BadUri;

@@ -65,6 +65,7 @@ impl World {
                     lease: *lease,
                     lease_ms: u64::from(*lease_ms),
                     locate: *locate,
+                    fetch: *lease,
                 };
                 self.lookup(&message, damage).await;
             }

@@ -71,6 +71,7 @@ impl Setup {
             ttl: self.ttl,
             timeout: self.timeout,
             entries_per_second: 20_000,
+            advertise: None,
         }
     }
 }
@@ -108,11 +109,15 @@ impl Node {
         let address = listener.local_addr().unwrap().to_string();
         let place = Place { address: address.clone(), generations: Some(dir.path().join("generations")) };
         let forgetting = Arc::clone(&engine);
-        let forget = Arc::new(move |namespace| _ = forgetting.reset(ResetScope::One(namespace)));
+        let forget = Arc::new(move |namespace| {
+            forgetting.reset(ResetScope::One(namespace));
+            Ok(())
+        });
         let tier = start(&setup.config(), place, Arc::clone(&house), forget, Arc::clone(&metrics)).unwrap();
         let (phase, watched) = watch::channel(Phase::Serving);
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
+            stack: None,
             metrics: Arc::clone(&metrics),
             phase: watched,
             resets: watch::Sender::new(0),

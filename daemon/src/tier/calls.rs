@@ -1,0 +1,93 @@
+//! Calls into tiers that a reset of their namespace ends.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tender_proto::NamespaceDigest;
+use tokio::sync::watch;
+
+/// How many are under way, by namespace.
+#[derive(Debug)]
+pub(super) struct Calls {
+    under_way: Mutex<HashMap<NamespaceDigest, usize>>,
+    /// A namespace was reset.
+    resets: watch::Sender<u64>,
+    /// A call has ended.
+    ends: watch::Sender<u64>,
+}
+
+/// Counts one while it lives.
+struct UnderWay<'a> {
+    calls: &'a Calls,
+    namespace: NamespaceDigest,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(calls: &'a Calls, namespace: NamespaceDigest) -> Self {
+        *calls.under_way.lock().entry(namespace).or_default() += 1;
+        Self { calls, namespace }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut under_way = self.calls.under_way.lock();
+        if let Some(count) = under_way.get_mut(&self.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                under_way.remove(&self.namespace);
+            }
+        }
+        drop(under_way);
+        self.calls.ends.send_modify(|ends| *ends += 1);
+    }
+}
+
+impl Calls {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            under_way: Mutex::default(),
+            resets: watch::Sender::new(0),
+            ends: watch::Sender::new(0),
+        })
+    }
+
+    /// Runs a call for a namespace that `is_current` says is of this epoch. `None`, and nothing of it goes on, when it
+    /// was reset before or meanwhile.
+    pub(super) async fn run<T>(
+        &self,
+        namespace: NamespaceDigest,
+        is_current: impl Fn() -> bool,
+        call: impl Future<Output = T>,
+    ) -> Option<T> {
+        // Counted first: a reset that this does not see waits for it.
+        let _under_way = UnderWay::begin(self, namespace);
+        let mut resets = self.resets.subscribe();
+        tokio::pin!(call);
+        loop {
+            if !is_current() {
+                return None;
+            }
+            tokio::select! {
+                done = &mut call => return is_current().then_some(done),
+                _ = resets.changed() => {}
+            }
+        }
+    }
+
+    /// Epochs have ended: their calls end now.
+    pub(super) fn look_again(&self) {
+        self.resets.send_modify(|resets| *resets += 1);
+    }
+
+    /// Waits until no call for this namespace is under way, except those that began after its reset.
+    pub(super) async fn quiet(&self, namespace: NamespaceDigest) {
+        let mut ends = self.ends.subscribe();
+        while self.under_way.lock().contains_key(&namespace) {
+            if ends.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
