@@ -49,6 +49,7 @@ install_system_packages() {
     { command -v cc && command -v c++; } >/dev/null || missing+=(build-essential)
     "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     has_library 'libnuma\.so\.1' || missing+=(libnuma1)
+    # For the tests of the directory and of the shared tier, which start servers of their own.
     command -v redis-server >/dev/null || missing+=(redis-server)
     command -v redis-sentinel >/dev/null || missing+=(redis-sentinel)
     { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)

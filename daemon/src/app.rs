@@ -29,9 +29,11 @@ use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
 use crate::takeover::{self, Entrance, TakeOverError, Terms};
 use crate::task::{Task, blocking, spawn};
-use crate::tier::Stack;
+use crate::tier::disk::DiskError;
+use crate::tier::shared::OpenError as SharedError;
 use crate::tls::{Tls, TlsError};
 pub use hand_over::{HandedOver, Successor};
+use tiers::{Surroundings, Tiers};
 
 /// How often ended leases and reservations are looked for.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -70,6 +72,18 @@ pub enum AppError {
     /// The certificates cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The disk tier's folder cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The shared store cannot be used.
+    #[error(transparent)]
+    Shared(#[from] SharedError),
+    /// The directory's URI cannot be used.
+    #[error("cannot use the directory: {0}")]
+    Directory(redis::RedisError),
+    /// Other daemons would be told of an address that is none.
+    #[error("other daemons cannot reach this one: give --advertise tcp://HOST:PORT")]
+    Unreachable,
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
     System {
@@ -91,8 +105,8 @@ impl AppError {
 pub struct RunningApp {
     config: Config,
     engine: Arc<Engine>,
-    /// Tiers below the arena, if there are any.
-    stack: Option<Arc<Stack>>,
+    /// Below the arena, if there are any.
+    tiers: Tiers,
     phase: watch::Sender<Phase>,
     addresses: Vec<Listen>,
     admin: Option<Admin>,
@@ -174,18 +188,22 @@ impl RunningApp {
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
         engine.set_quotas(access.quotas());
         _ = slot.set(Arc::clone(&engine));
-        let stack = tiers::open(&config, &engine).await.inspect_err(stop)?;
-        if let Some(stack) = &stack {
+        let (resets, addresses) = (watch::Sender::new(0), addresses_of(&doors)?);
+        let around =
+            Surroundings { engine: &engine, metrics: &metrics, addresses: &addresses, resets: &resets };
+        let tiers = Tiers::open(&config, around).await.inspect_err(stop)?;
+        if let Some(stack) = &tiers.stack {
             _ = stack_slot.set(Arc::clone(stack));
         }
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
-            stack: stack.clone(),
+            stack: tiers.stack.clone(),
+            peers: tiers.peers.clone(),
             access,
             fair: Fair::new(config.worker_threads),
             metrics,
             phase: watched,
-            resets: watch::Sender::new(0),
+            resets,
             boot: BootId::from_random(rand::random()),
             started: Instant::now(),
             max_frame_bytes: config.max_frame_bytes,
@@ -198,9 +216,9 @@ impl RunningApp {
         }
         let mut app = Self {
             engine,
-            stack,
+            tiers,
             phase,
-            addresses: Vec::new(),
+            addresses,
             admin,
             servers: Vec::new(),
             helpers: Vec::new(),
@@ -221,9 +239,8 @@ impl RunningApp {
         let doors = Arc::clone(&self.doors);
         for door in doors.iter() {
             let failed = |source| AppError::Bind { place: door.place.to_string(), source };
-            if let Some(address) = door.address().map_err(failed)? {
+            if door.address().map_err(failed)?.is_some() {
                 self.serve(shared, door.accepting().map_err(failed)?)?;
-                self.addresses.push(address);
             }
         }
         let reload = Reload {
@@ -409,6 +426,13 @@ impl Drop for RunningApp {
         // For whoever watches the phase, also when nobody called `shutdown`: the admin thread is joined after this.
         self.phase.send_replace(Phase::Stopped);
     }
+}
+
+/// Where clients connect, with real ports.
+fn addresses_of(doors: &[Door]) -> Result<Vec<Listen>, AppError> {
+    let address =
+        |door: &Door| door.address().map_err(|source| AppError::Bind { place: door.place.to_string(), source });
+    Ok(doors.iter().map(address).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
 /// Each session takes a connection and a staging region: a thousand of them are above the usual soft limit.

@@ -20,6 +20,7 @@ use tender_proto::Reason;
 
 use crate::access::Access;
 use crate::engine::{Engine, Stats};
+use crate::tier::disk::{Disk, DiskStats};
 use crate::tier::shared::{SharedCounts, SharedStats};
 use crate::tier::{Stack, TierStats};
 
@@ -54,6 +55,26 @@ impl EncodeLabelSet for Call {
     }
 }
 
+/// What the directory and other daemons did, and what was done for them.
+#[derive(Debug, Default)]
+pub(crate) struct PeerCounters {
+    pub(crate) asked: AtomicU64,
+    pub(crate) unanswered: AtomicU64,
+    pub(crate) published: AtomicU64,
+    pub(crate) withdrawn: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+    pub(crate) fetched: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
+    pub(crate) gone: AtomicU64,
+    pub(crate) stale: AtomicU64,
+    pub(crate) wrong: AtomicU64,
+    pub(crate) slow: AtomicU64,
+    pub(crate) dead: AtomicU64,
+    pub(crate) served_chunks: AtomicU64,
+    pub(crate) offered: AtomicU64,
+    pub(crate) offers_taken: AtomicU64,
+}
+
 /// What is counted outside the engine.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -66,6 +87,8 @@ pub(crate) struct Metrics {
     access: OnceLock<Arc<Access>>,
     calls: Family<Call, Histogram, fn() -> Histogram>,
     shared: OnceLock<Arc<SharedStats>>,
+    disk: OnceLock<Arc<Disk>>,
+    pub(crate) peers: PeerCounters,
 }
 
 impl Metrics {
@@ -82,6 +105,8 @@ impl Metrics {
             access: OnceLock::new(),
             calls: Family::new_with_constructor(histogram),
             shared: OnceLock::new(),
+            disk: OnceLock::new(),
+            peers: PeerCounters::default(),
         }
     }
     /// A TLS connection did not come about.
@@ -96,6 +121,10 @@ impl Metrics {
     /// Where refusals by tenant are counted.
     pub(crate) fn count_access(&self, access: &Arc<Access>) {
         _ = self.access.set(Arc::clone(access));
+    }
+    /// There is a disk tier; its counters are shown from here on.
+    pub(crate) fn watch_disk(&self, disk: Arc<Disk>) {
+        _ = self.disk.set(disk);
     }
     /// There is a shared store; its counters are shown from here on.
     pub(crate) fn watch_shared(&self, stats: Arc<SharedStats>) {
@@ -138,9 +167,11 @@ impl Metrics {
             sent_grpc_bytes: read(&self.sent_grpc_bytes),
             failed_handshakes: read(&self.failed_handshakes),
             access_refusals: self.access.get().map(|access| access.refusals()).unwrap_or_default(),
+            peers: peer_families(&self.peers),
             engine: engine.map(Engine::stats),
             tiers: stack.map(Stack::stats).unwrap_or_default(),
             shared: self.shared.get().map(|stats| stats.counts()),
+            disk: self.disk.get().map(|disk| disk.stats()),
         }));
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
@@ -162,9 +193,11 @@ struct Snapshot {
     sent_grpc_bytes: u64,
     failed_handshakes: u64,
     access_refusals: Vec<(String, Reason, u64)>,
+    peers: Vec<PeerFamily>,
     engine: Option<Stats>,
     tiers: Vec<TierStats>,
     shared: Option<SharedCounts>,
+    disk: Option<DiskStats>,
 }
 
 impl Collector for Snapshot {
@@ -195,6 +228,12 @@ impl Collector for Snapshot {
             &["tenant", "reason"],
             refusals.map(|(tenant, reason, count)| (vec![tenant.clone(), reason.label().into()], *count)),
         )?;
+        for (name, help, labels, rows) in &self.peers {
+            out.counters(name, help, labels, rows.iter().cloned())?;
+        }
+        if let Some(stats) = &self.disk {
+            disk_metrics(&mut out, stats)?;
+        }
         if let Some(counts) = &self.shared {
             shared_metrics(&mut out, counts)?;
         }
@@ -203,6 +242,51 @@ impl Collector for Snapshot {
         }
         tier_metrics(&mut out, &self.tiers)
     }
+}
+
+type PeerFamily = (&'static str, &'static str, &'static [&'static str], Vec<Row>);
+
+fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let one = |counter| vec![(Vec::new(), read(counter))];
+    let by = |rows: &[(&str, &AtomicU64)]| {
+        rows.iter().map(|(label, counter)| (vec![(*label).to_owned()], read(counter))).collect::<Vec<_>>()
+    };
+    vec![
+        (
+            "tender_directory_calls",
+            "Questions to the directory of who holds what, by whether it answered in time",
+            &["outcome"],
+            by(&[("answered", &peers.asked), ("unanswered", &peers.unanswered)]),
+        ),
+        (
+            "tender_directory_entries",
+            "Chunks that the directory was told of; dropped ones are told again with the next round",
+            &["what"],
+            by(&[("published", &peers.published), ("withdrawn", &peers.withdrawn), ("dropped", &peers.dropped)]),
+        ),
+        (
+            "tender_peer_fetches",
+            "Chunks asked of other daemons, by what came of it",
+            &["outcome"],
+            by(&[
+                ("fetched", &peers.fetched),
+                ("gone", &peers.gone),
+                ("stale", &peers.stale),
+                ("wrong", &peers.wrong),
+                ("slow", &peers.slow),
+                ("dead", &peers.dead),
+            ]),
+        ),
+        ("tender_peer_fetched_bytes", "Bytes of the chunks that were fetched", &[], one(&peers.fetched_bytes)),
+        ("tender_peer_served_chunks", "Chunks that other daemons were sent", &[], one(&peers.served_chunks)),
+        (
+            "tender_peer_offers",
+            "Chunks offered to other daemons while ending, and chunks taken from others' offers",
+            &["what"],
+            by(&[("offered", &peers.offered), ("taken", &peers.offers_taken)]),
+        ),
+    ]
 }
 
 fn tier_metrics(out: &mut Out<'_>, tiers: &[TierStats]) -> std::fmt::Result {
@@ -310,6 +394,50 @@ fn namespace_metrics(out: &mut Out<'_>, stats: &Stats) -> std::fmt::Result {
         n.misses.iter().map(move |(reason, count)| (vec![name(n), reason.label().into()], *count))
     });
     out.counters("tender_misses", "Keys not found, by reason", &["namespace", "reason"], misses)
+}
+
+fn disk_metrics(out: &mut Out<'_>, stats: &DiskStats) -> std::fmt::Result {
+    out.gauge("tender_disk_bytes", "Bytes of the disk tier's segments", stats.capacity_bytes)?;
+    out.gauge("tender_disk_used_segments", "Segments that hold records", stats.used_segments)?;
+    out.gauge("tender_disk_records", "Chunks that can be found on disk", stats.records)?;
+    let unrecovered = "Segments that the recovery after the start has still to look at";
+    out.gauge("tender_disk_unrecovered_segments", unrecovered, stats.unrecovered_segments)?;
+    out.gauge("tender_disk_sick", "1 while the disk is left alone because it fails or hangs", stats.sick)?;
+    out.gauge("tender_disk_direct", "1 where files bypass the page cache", stats.direct)?;
+    let rows = |rows: &[(&'static str, u64)]| -> Vec<Row> {
+        rows.iter().map(|&(name, value)| (vec![name.into()], value)).collect()
+    };
+    let keeps = rows(&[
+        ("kept", stats.kept_chunks),
+        ("throttled", stats.throttled_chunks),
+        ("unwanted", stats.unwanted_chunks),
+    ]);
+    out.counters("tender_disk_keeps", "Chunks offered to the disk, by outcome", &["outcome"], keeps)?;
+    let bytes = rows(&[
+        ("kept", stats.kept_bytes),
+        ("kept_again", stats.rewritten_bytes),
+        ("fetched", stats.fetched_bytes),
+    ]);
+    out.counters("tender_disk_moved_bytes", "Bytes written to and read from the disk", &["what"], bytes)?;
+    let errors = rows(&[("write", stats.write_errors), ("read", stats.read_errors)]);
+    out.counters("tender_disk_errors", "Writes and reads that failed", &["what"], errors)?;
+    let dropped = rows(&[
+        ("corrupt", stats.corrupt_records),
+        ("torn", stats.torn_records),
+        ("stale", stats.stale_records),
+        ("foreign", stats.foreign_records),
+    ]);
+    out.counters("tender_disk_dropped_records", "Records that were taken out, by reason", &["reason"], dropped)?;
+    let alone = |value| [(Vec::new(), value)];
+    let fetched = "Chunks that came from the disk and were verified";
+    out.counters("tender_disk_fetches", fetched, &[], alone(stats.fetched_chunks))?;
+    let recovered = "Records found again after the start";
+    out.counters("tender_disk_recovered_records", recovered, &[], alone(stats.recovered_records))?;
+    let reclaimed = "Segments emptied to be filled again";
+    out.counters("tender_disk_reclaimed_segments", reclaimed, &[], alone(stats.reclaimed_segments))?;
+    let again = "Records kept once more because they were read";
+    out.counters("tender_disk_rewritten_records", again, &[], alone(stats.rewritten_records))?;
+    out.counters("tender_disk_resets", "Namespaces forgotten", &[], alone(stats.resets))
 }
 
 fn shared_metrics(out: &mut Out<'_>, counts: &SharedCounts) -> std::fmt::Result {

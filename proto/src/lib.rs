@@ -1,8 +1,8 @@
 //! The contract: everything that two processes of Tender must agree on.
 //!
-//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`, and of `takeover.proto`, which two daemons
-//!   speak. They stop at the edges (the
-//!   daemon's `rpc/`, the client's `transport/`); inside, only the checked types below travel.
+//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`, of `peer.proto`, which daemons of several
+//!   hosts speak, and of `takeover.proto`, which two on one arena speak. They stop at the edges (the daemon's `rpc/` and
+//!   `tier/peers/`, the client's `transport/`); inside, only the checked types below travel.
 //! * [`ids`], [`key`], [`coverage`], [`descriptor`]: raw input becomes one of these once, or is refused.
 //! * [`reason`]: the closed set of reasons why something was refused, missed or lost.
 //! * [`limits`]: the numbers both sides rely on.
@@ -19,7 +19,7 @@ pub mod mutant;
 pub mod reason;
 pub mod shm;
 
-/// Generated from `tender/v1/store.proto` and `tender/v1/takeover.proto`.
+/// Generated from the files of `tender/v1`.
 #[allow(
     missing_docs,
     unreachable_pub,

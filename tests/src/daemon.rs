@@ -115,6 +115,16 @@ impl Daemon {
     pub async fn start(setup: Setup) -> Self {
         Self::start_in(setup, tempfile::tempdir_in("/dev/shm").expect("a directory on tmpfs")).await
     }
+    /// The same with what only few tests choose.
+    pub async fn start_with(setup: Setup, adjust: impl FnOnce(&mut Config)) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").expect("a directory on tmpfs");
+        let mut config = setup.config(dir.path());
+        adjust(&mut config);
+        let app = RunningApp::start(config).await.expect("the daemon starts");
+        let mut phase = app.phase();
+        phase.wait_for(|phase| phase.is_ready()).await.expect("it becomes ready");
+        Self::of(app, setup, dir)
+    }
     async fn start_in(setup: Setup, dir: TempDir) -> Self {
         let give_up = Instant::now() + START_DEADLINE;
         let app = loop {

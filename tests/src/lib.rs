@@ -12,6 +12,7 @@
 //! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
 //! * [`proxy`]: a network that breaks on demand; [`hostile`]: a daemon that does not keep the contract.
 //! * [`hosts`]: several hosts on this machine, as network namespaces.
+//! * [`redis`]: servers of that name for the directory.
 //! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
@@ -35,6 +36,7 @@ pub mod pattern;
 pub mod process;
 pub mod proxy;
 pub mod raw;
+pub mod redis;
 pub mod scale;
 pub mod soak;
 pub mod stall;

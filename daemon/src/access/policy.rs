@@ -62,7 +62,7 @@ pub(crate) struct Rights {
 impl Rights {
     pub(crate) const NONE: Self = Self { read: false, write: false, admin: false, peer: false };
     pub(crate) const ALL: Self = Self { read: true, write: true, admin: true, peer: true };
-    pub(crate) const DATA: Self = Self { read: true, write: true, ..Self::NONE };
+    pub(crate) const DATA: Self = Self { read: true, write: true, peer: true, ..Self::NONE };
 
     pub(crate) fn and(self, more: Self) -> Self {
         Self {

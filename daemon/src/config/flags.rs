@@ -10,6 +10,7 @@ use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
 use serde::Deserialize;
 
+use crate::tier::peers::DirectoryUri;
 use crate::tls::ClientAuth;
 
 /// Keeps KV cache chunks of inference engines in shared memory and serves them to engines on this host (through
@@ -17,7 +18,7 @@ use crate::tls::ClientAuth;
 ///
 /// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
 /// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
-/// likewise for [tls], [lease], [limits], [tiers], [disk], [shared] and [log].
+/// likewise for [tls], [lease], [limits], [tiers], [disk], [directory], [peers], [shared] and [log].
 ///
 /// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
 #[derive(Parser, Debug)]
@@ -114,6 +115,10 @@ pub(super) struct Settings {
     #[command(flatten)]
     pub(super) disk: DiskSettings,
     #[command(flatten)]
+    pub(super) directory: DirectorySettings,
+    #[command(flatten)]
+    pub(super) peers: PeerSettings,
+    #[command(flatten)]
     pub(super) shared: SharedSettings,
     #[command(flatten)]
     pub(super) log: LogSettings,
@@ -122,7 +127,7 @@ overlay!(Settings {
     name, listen, allow_plaintext_tcp, policy, socket_mode, admin, drain_grace, exit_when_unused, take_over,
     worker_threads
 } {
-    tls, arena, lease, limits, tiers, disk, shared, log
+    tls, arena, lease, limits, tiers, disk, directory, peers, shared, log
 });
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
@@ -386,6 +391,55 @@ pub(super) struct SharedSettings {
 overlay!(SharedSettings { uri, credentials, max_requests, max_uploads } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Directory: which daemon holds what, in a store of the Redis protocol")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct DirectorySettings {
+    /// Where it is: redis://HOST:PORT, rediss://HOST:PORT (TLS), redis+sentinel://HOST:PORT,HOST:PORT/SERVICE or
+    /// redis+cluster://HOST:PORT,HOST:PORT, with USER:PASSWORD@ in front of the hosts if need be. Give it as a variable or
+    /// in the file where others can see this host's command lines.
+    #[arg(id = "directory-uri", long = "directory", value_name = "URI", env = "TENDERD_DIRECTORY")]
+    pub(super) uri: Option<DirectoryUri>,
+    /// In front of all keys. Daemons with the same prefix share chunks.
+    #[arg(
+        id = "directory-prefix",
+        long = "directory-prefix",
+        value_name = "NAME",
+        env = "TENDERD_DIRECTORY_PREFIX"
+    )]
+    pub(super) prefix: Option<String>,
+    /// How long what a daemon says in it is good unless it is said again.
+    #[arg(id = "directory-ttl", long = "directory-ttl", value_name = "TIME", env = "TENDERD_DIRECTORY_TTL")]
+    pub(super) ttl: Option<Span>,
+    /// How long an answer may take.
+    #[arg(
+        id = "directory-timeout",
+        long = "directory-timeout",
+        value_name = "TIME",
+        env = "TENDERD_DIRECTORY_TIMEOUT"
+    )]
+    pub(super) timeout: Option<Span>,
+    /// Chunks that it is told of again each second at most. All of them should be within a third of --directory-ttl.
+    #[arg(
+        id = "directory-publish-rate",
+        long = "directory-publish-rate",
+        value_name = "N",
+        env = "TENDERD_DIRECTORY_PUBLISH_RATE"
+    )]
+    pub(super) publish_rate: Option<usize>,
+}
+overlay!(DirectorySettings { uri, prefix, ttl, timeout, publish_rate } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
+#[command(next_help_heading = "Peers: other daemons, found through the directory")]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct PeerSettings {
+    /// Where other daemons reach this one: tcp://HOST:PORT.
+    #[arg(long, value_name = "ADDRESS", env = "TENDERD_ADVERTISE")]
+    pub(super) advertise: Option<Listen>,
+}
+overlay!(PeerSettings { advertise } {});
+
+#[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Log (to standard error)")]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct LogSettings {
@@ -482,6 +536,16 @@ impl HostPort {
     /// As the system's resolver takes it.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+    /// Whether the host is one, and not every address of this host.
+    pub(crate) fn is_one_host(&self) -> bool {
+        let host = self.0.rsplit_once(':').map_or("", |(host, _)| host);
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        !bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified()) && bare != "*"
+    }
+    /// 0 where the system chooses.
+    pub(crate) fn port(&self) -> u16 {
+        self.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(0)
     }
 }
 

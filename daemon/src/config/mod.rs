@@ -17,6 +17,7 @@ use clap::{CommandFactory, FromArgMatches};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 use crate::engine::{ArenaConfig, EngineConfig};
+pub use crate::tier::peers::{DirectoryUri, PeersConfig};
 pub use crate::tier::shared::{BadUri, SharedConfig, SharedUri};
 pub use crate::tls::{ClientAuth, TlsConfig};
 pub use disk::DiskConfig;
@@ -78,6 +79,14 @@ mod defaults {
     pub(super) const LOG_FORMAT: LogFormat = LogFormat::Text;
     pub(super) const LOG_LEVEL: &str = "info";
 
+    pub(super) const DIRECTORY_PREFIX: &str = "tender";
+    /// A daemon that is killed is named for so long; a third of it is the time of a round, see docs/directory.md.
+    pub(super) const DIRECTORY_TTL: Span = Span(Duration::from_secs(90));
+    /// A healthy store answers in a few milliseconds; lookups wait for less than this anyway.
+    pub(super) const DIRECTORY_TIMEOUT: Span = Span(Duration::from_millis(500));
+    /// A core of the store takes about ten times as many.
+    pub(super) const DIRECTORY_PUBLISH_RATE: usize = 20_000;
+
     /// In-flight bytes are arena that holds nothing of use yet: half of it at most.
     pub(super) const INFLIGHT_SHARE: u64 = 2;
     /// One session may not take the others' turn.
@@ -123,6 +132,8 @@ pub struct Config {
     pub log_level: String,
     /// Tiers below the arena.
     pub stack: StackConfig,
+    /// Other daemons; `None` for nobody.
+    pub peers: Option<PeersConfig>,
     /// The domain's own limits.
     pub engine: EngineConfig,
 }
@@ -272,6 +283,7 @@ impl Config {
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
             stack: stack(&settings)?,
+            peers: peers(&settings)?,
             engine: engine(&settings, &name)?,
             name,
         })
@@ -296,6 +308,53 @@ fn stack(settings: &Settings) -> Result<StackConfig, ConfigError> {
         write_bytes_per_second: tiers.write_rate.unwrap_or(defaults::TIER_WRITE_RATE).as_u64(),
         shared_min_hits: tiers.shared_min_hits.unwrap_or(defaults::SHARED_MIN_HITS),
     })
+}
+
+fn peers(settings: &Settings) -> Result<Option<PeersConfig>, ConfigError> {
+    let (directory, peers) = (&settings.directory, &settings.peers);
+    let advertise = peers.advertise.as_ref().map(advertised).transpose()?;
+    let Some(uri) = directory.uri.clone() else {
+        return match advertise {
+            Some(address) => Err(unusable("advertise", address, "nobody reads it without --directory")),
+            None => Ok(None),
+        };
+    };
+    let prefix = directory.prefix.clone().unwrap_or_else(|| defaults::DIRECTORY_PREFIX.into());
+    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(|b| b.is_ascii_graphic() && !b"{}".contains(&b)) {
+        let advice = "use 1 to 64 printable characters without spaces and braces";
+        return Err(unusable("directory-prefix", prefix.escape_debug(), advice));
+    }
+    let ttl = directory.ttl.unwrap_or(defaults::DIRECTORY_TTL);
+    if ttl.0 < Duration::from_secs(3) || ttl.0.subsec_nanos() != 0 {
+        return Err(unusable("directory-ttl", ttl, "use whole seconds, at least 3s"));
+    }
+    let timeout = directory.timeout.unwrap_or(defaults::DIRECTORY_TIMEOUT);
+    if timeout.0.is_zero() {
+        return Err(unusable("directory-timeout", timeout, "must be more than 0"));
+    }
+    let rate = directory.publish_rate.unwrap_or(defaults::DIRECTORY_PUBLISH_RATE);
+    let config = PeersConfig {
+        directory: uri,
+        prefix,
+        ttl: ttl.0,
+        timeout: timeout.0,
+        advertise,
+        entries_per_second: at_least_one("directory-publish-rate", rate)?,
+    };
+    let reachable = |listen: &Listen| matches!(listen, Listen::Tcp(at) if at.is_one_host());
+    if config.advertise.is_none() && !listen_on(settings.listen.clone())?.iter().any(reachable) {
+        let advice = "other daemons must reach this one: listen at tcp://HOST:PORT of this host, or give --advertise \
+                      tcp://HOST:PORT";
+        return Err(unusable("directory", config.directory, advice));
+    }
+    Ok(Some(config))
+}
+
+fn advertised(address: &Listen) -> Result<HostPort, ConfigError> {
+    match address {
+        Listen::Tcp(at) if at.is_one_host() && at.port() != 0 => Ok(at.clone()),
+        _ => Err(unusable("advertise", address, "give tcp://HOST:PORT as other hosts connect to this one")),
+    }
 }
 
 fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> {
@@ -496,6 +555,12 @@ fn default_text(id: &str) -> Option<String> {
         "arena-keep" => "true, but false with --exit-when-unused".into(),
         "arena-scrub-rate" => size(defaults::SCRUB_RATE),
         "discard-arena" => defaults::ARENA_DISCARD.to_string(),
+        "directory-uri" => "none".into(),
+        "directory-prefix" => defaults::DIRECTORY_PREFIX.into(),
+        "directory-ttl" => defaults::DIRECTORY_TTL.to_string(),
+        "directory-timeout" => defaults::DIRECTORY_TIMEOUT.to_string(),
+        "directory-publish-rate" => defaults::DIRECTORY_PUBLISH_RATE.to_string(),
+        "advertise" => "the first --listen tcp://HOST:PORT of one host".into(),
         "lease-default" => defaults::LEASE_DEFAULT.to_string(),
         "lease-max" => defaults::LEASE_MAX.to_string(),
         "reservation_time" => defaults::RESERVATION_TIME.to_string(),

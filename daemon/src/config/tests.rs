@@ -166,6 +166,38 @@ fn a_socket_path_leaves_room_for_the_descriptor_socket() {
 }
 
 #[test]
+fn a_directory_needs_an_address_that_others_can_reach() {
+    let with = |more: &[&str]| load(&[&["--directory", "redis://localhost"], more].concat());
+    assert!(with(&[]).is_err(), "a Unix socket is nothing for another host");
+    assert!(with(&["--listen", "tcp://0.0.0.0:7070"]).is_err());
+    assert!(with(&["--listen", "tcp://[::]:7070"]).is_err());
+    assert!(with(&["--listen", "tcp://10.0.0.1:0"]).unwrap().peers.unwrap().advertise.is_none());
+    let peers = with(&["--listen", "tcp://0.0.0.0:7070", "--advertise", "tcp://node-7:7070"]).unwrap().peers;
+    assert_eq!(peers.unwrap().reached_at(&[]).as_deref(), Some("node-7:7070"));
+    for bad in ["tcp://0.0.0.0:7070", "tcp://node-7:0", "unix:/run/x.sock"] {
+        assert!(with(&["--advertise", bad]).is_err(), "{bad}");
+    }
+    assert!(load(&["--advertise", "tcp://node-7:7070"]).is_err(), "nobody would read it");
+    assert!(load(&[]).unwrap().peers.is_none());
+}
+
+#[test]
+fn what_cannot_be_a_directory_is_refused_by_line() {
+    let text = "[directory]\nuri = \"http://localhost\"\n";
+    let error = toml(text).unwrap_err().to_string();
+    assert!(error.contains("line 2") && error.contains("redis://"), "{error}");
+    let reachable = "listen = [\"tcp://10.0.0.1:1\"]\n[directory]\nuri = \"redis://u:secret@localhost\"\n";
+    for (more, good) in
+        [("", true), ("ttl = \"1s\"", false), ("ttl = \"3500ms\"", false), ("timeout = \"0s\"", false),
+         ("prefix = \"a b\"", false), ("prefix = \"{a}\"", false), ("publish_rate = 0", false)]
+    {
+        let outcome = toml(&format!("{reachable}{more}\n"));
+        assert_eq!(outcome.is_ok(), good, "{more}: {outcome:?}");
+        assert!(!format!("{outcome:?}").contains("secret"));
+    }
+}
+
+#[test]
 fn every_setting_says_its_default_and_has_a_variable() {
     for arg in command()
         .get_arguments()

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tender_proto::{
-    ChunkId, ContentDigest, Coverage, LeaseId, NamespaceDigest, PartIndex, Reason, Refusal, SessionId,
+    ChunkId, ContentDigest, Coverage, Descriptor, LeaseId, NamespaceDigest, PartIndex, Reason, Refusal, SessionId,
 };
 
 use super::{
@@ -46,11 +46,12 @@ pub(crate) struct OpenChunk {
     _lease: HouseLease,
 }
 
+/// A lease of the house, which ends when this is dropped.
 #[derive(Debug)]
-struct HouseLease {
+pub(crate) struct HouseLease {
     engine: Arc<Engine>,
-    session: SessionId,
-    lease: LeaseId,
+    pub(crate) session: SessionId,
+    pub(crate) lease: LeaseId,
 }
 
 impl Drop for HouseLease {
@@ -81,6 +82,13 @@ impl House {
     pub(crate) fn namespace(&self, digest: NamespaceDigest) -> Option<TierNamespace> {
         let namespace = self.engine.core.namespaces.get(digest)?;
         Some(TierNamespace { digest, descriptor: namespace.descriptor.clone(), epoch: namespace.epoch() })
+    }
+
+    /// The same for one that perhaps nobody here has registered; `None` when there are too many.
+    pub(crate) fn know(&self, descriptor: &Descriptor) -> Option<TierNamespace> {
+        let digest = descriptor.digest();
+        self.engine.register(self.session, descriptor.clone(), digest, None).ok()?;
+        self.namespace(digest)
     }
 
     /// All that somebody has registered.
@@ -151,15 +159,29 @@ impl House {
         }
     }
 
+    /// Leases those of the chunks that are READY: an answer for each, and a lease if any is. Nobody counts this as a
+    /// question.
+    pub(crate) fn lease(
+        &self,
+        namespace: &TierNamespace,
+        chunks: &[ChunkId],
+    ) -> Result<(Vec<ChunkAnswer>, Option<HouseLease>), Refusal> {
+        self.bind(namespace)?;
+        let ask = LeaseAsk::Lease { ttl: None, locate: false };
+        let LookupAnswer { chunks, lease } = self.engine.look(self.session, namespace.digest, chunks, ask)?;
+        let lease = lease.map(|lease| HouseLease {
+            engine: Arc::clone(&self.engine),
+            session: self.session,
+            lease: lease.id,
+        });
+        Ok((chunks, lease))
+    }
+
     /// A READY chunk to read. Nobody counts this as a question.
     pub(crate) fn read(&self, namespace: &TierNamespace, chunk: ChunkId) -> Option<OpenChunk> {
-        self.bind(namespace).ok()?;
-        let ask = LeaseAsk::Lease { ttl: None, locate: false };
-        let LookupAnswer { chunks, lease } =
-            self.engine.look(self.session, namespace.digest, &[chunk], ask).ok()?;
-        let lease = lease?.id;
-        let lease = HouseLease { engine: Arc::clone(&self.engine), session: self.session, lease };
-        let &[ChunkAnswer::Ready { coverage, .. }] = &chunks[..] else { return None };
+        let (answers, lease) = self.lease(namespace, &[chunk]).ok()?;
+        let lease = lease?;
+        let &[ChunkAnswer::Ready { coverage, .. }] = &answers[..] else { return None };
         let group = namespace.descriptor.group_of(chunk).ok()?;
         let part = |part| self.engine.read(self.session, lease.lease.get(), 0, part).ok();
         let parts = (0..).map(PartIndex).take(group.parts()).map(part).collect::<Option<_>>()?;

@@ -14,6 +14,7 @@ mod scrub;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
+mod tour;
 mod types;
 mod watch;
 
@@ -40,12 +41,13 @@ use crate::session::{Attach, Owner, Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
-pub(crate) use house::{Filling, House, OpenChunk, Unfilled};
+pub(crate) use house::{Filling, House, HouseLease, OpenChunk, Unfilled};
 pub use read::PartReader;
 pub use restore::Restored;
 pub use scrub::Suspects;
 pub use store::PartWriter;
 pub(crate) use store::ReadError;
+pub(crate) use tour::Toured;
 pub use types::*;
 pub(crate) use watch::Watcher;
 

@@ -41,6 +41,20 @@ impl Shared {
         Ok(identity)
     }
 
+    /// The same for a call that only other daemons make.
+    pub(super) fn identify_peer<T>(
+        &self,
+        call: &'static str,
+        request: &Request<T>,
+    ) -> Result<Identity, Status> {
+        let identity = self.identify(call, request)?;
+        if identity.general().peer {
+            return Ok(identity);
+        }
+        let no = self.access.deny(call, &identity, "it has not the rights of another daemon");
+        Err(self.refuse_here(call, no))
+    }
+
     /// A session that this caller has opened.
     pub(super) fn session_of(&self, identity: &Identity, raw: &[u8]) -> Result<SessionId, Refusal> {
         let session = SessionId::parse(raw)?;

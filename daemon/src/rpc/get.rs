@@ -15,7 +15,7 @@ use tonic::Status;
 use super::pace::Pace;
 use super::{Shared, convert};
 use crate::access::Identity;
-use crate::engine::{Engine, PartReader};
+use crate::engine::{ChunkAnswer, Engine, HouseLease, PartReader};
 use crate::fair::Turn;
 use crate::fault::{self, Fault};
 use crate::metrics::{Metrics, Path};
@@ -28,7 +28,7 @@ pub(super) struct GetStream {
     session: SessionId,
     lease: u64,
     max_frame_bytes: usize,
-    items: Vec<(usize, PartIndex)>,
+    items: Vec<Item>,
     /// Which item comes next, or is under way.
     item: usize,
     /// Bytes sent of the part that is open.
@@ -37,6 +37,17 @@ pub(super) struct GetStream {
     /// Closes the open part when the lease ends; aborted with the stream.
     timer: Option<Task>,
     pace: Pace,
+    /// Of a stream for another daemon.
+    _lease: Option<HouseLease>,
+}
+
+/// One part that was asked for.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    chunk: usize,
+    part: PartIndex,
+    /// Known before: it is not there.
+    missing: Option<Reason>,
 }
 
 #[derive(Debug, Default)]
@@ -72,16 +83,51 @@ impl GetStream {
             ));
         }
         let item = |item: &v1::GetItem| {
-            let index = usize::try_from(item.chunk_index).unwrap_or(usize::MAX);
-            (index, convert::part(item.part))
+            let chunk = usize::try_from(item.chunk_index).unwrap_or(usize::MAX);
+            Item { chunk, part: convert::part(item.part), missing: None }
         };
-        Ok(Self {
+        Ok(Self::of(shared, identity, session, request.lease_id, request.items.iter().map(item).collect()))
+    }
+
+    /// All parts of chunks that another daemon asks for; `answers` are from the same lookup as the lease. The whole stream
+    /// has the time of that one lease.
+    pub(super) fn for_peer(
+        shared: &Shared,
+        identity: &Identity,
+        answers: &[ChunkAnswer],
+        parts_of: impl Fn(usize) -> usize,
+        lease: Option<HouseLease>,
+    ) -> Self {
+        let chunk = |(chunk, answer): (usize, &ChunkAnswer)| {
+            let missing = match answer {
+                ChunkAnswer::Ready { .. } if lease.is_some() => None,
+                ChunkAnswer::Ready { .. } => Some(Reason::LeaseExpired),
+                ChunkAnswer::Pending => Some(Reason::NeverStored),
+                ChunkAnswer::Miss(reason) => Some(*reason),
+            };
+            (0..).map(PartIndex).take(parts_of(chunk)).map(move |part| Item { chunk, part, missing })
+        };
+        let items = answers.iter().enumerate().flat_map(chunk).collect();
+        // Without a lease nothing is opened, so no session is asked.
+        let session = lease.as_ref().map_or(SessionId::from_random([0xff; 16]), |lease| lease.session);
+        let id = lease.as_ref().map_or(0, |lease| lease.lease.get());
+        Self { _lease: lease, ..Self::of(shared, identity, session, id, items) }
+    }
+
+    fn of(
+        shared: &Shared,
+        identity: &Identity,
+        session: SessionId,
+        lease: u64,
+        items: Vec<Item>,
+    ) -> Self {
+        Self {
             engine: Arc::clone(&shared.engine),
             metrics: Arc::clone(&shared.metrics),
             session,
-            lease: request.lease_id,
+            lease,
             max_frame_bytes: shared.max_frame_bytes,
-            items: request.items.iter().map(item).collect(),
+            items,
             item: 0,
             sent: 0,
             open: Arc::default(),
@@ -92,15 +138,19 @@ impl GetStream {
                 shared.max_frame_bytes,
                 shared.engine.config().max_lease,
             ),
-        })
+            _lease: None,
+        }
     }
 
     /// The next frame of the open part, or the first one of the next item; its payload is lent from the arena and must
     /// be copied at once. A part that was begun and cannot be
     /// ended is the end of the stream, since a frame that says so would be taken for more of it.
     pub(super) fn next_frame(&mut self) -> Option<Result<v1::GetFrame, Status>> {
-        let &(chunk, part) = self.items.get(self.item)?;
+        let &Item { chunk, part, missing } = self.items.get(self.item)?;
         let first = self.sent == 0;
+        if let Some(reason) = missing {
+            return Some(Ok(self.failed(reason)));
+        }
         if first && let Err(reason) = self.open_part(chunk, part) {
             return Some(Ok(self.failed(reason)));
         }

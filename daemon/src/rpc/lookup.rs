@@ -173,6 +173,7 @@ mod tests {
                 stack: Some(Arc::new(stack)),
                 access: Arc::new(Access::open()),
                 fair: Fair::new(2),
+                peers: None,
                 metrics: Arc::new(Metrics::new()),
                 phase: watch::channel(Phase::Serving).1,
                 resets: watch::Sender::new(0),

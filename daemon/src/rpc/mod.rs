@@ -2,7 +2,7 @@
 //!
 //! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
 //! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
-//! `admin` what operators ask, `caller` who asks, `convert` the messages'
+//! `peer` what other daemons ask, `admin` what operators ask, `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
@@ -12,6 +12,7 @@ mod frames;
 mod get;
 mod lookup;
 mod pace;
+mod peer;
 mod put;
 pub(crate) mod server;
 mod service;
@@ -31,6 +32,7 @@ use crate::fair::Fair;
 use crate::metrics::Metrics;
 use crate::shutdown::Phase;
 use crate::tier::Stack;
+use crate::tier::peers::PeerTier;
 use status::RefusalLog;
 
 /// What every call needs.
@@ -54,4 +56,6 @@ pub(crate) struct Shared {
     pub(crate) refusals: RefusalLog,
     /// Commits that copy and hash at one time; more would only take the cores from lookups.
     pub(crate) copies: Arc<Semaphore>,
+    /// What answers other daemons; `None` where no directory is configured.
+    pub(crate) peers: Option<Arc<PeerTier>>,
 }

@@ -10,6 +10,7 @@ use tender_proto::limits::{
     HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES, MAX_MESSAGE_BYTES,
 };
 use tender_proto::v1::admin_server::AdminServer;
+use tender_proto::v1::peer_server::PeerServer;
 use tender_proto::v1::store_server::StoreServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -23,6 +24,7 @@ use tower::util::MapResponseLayer;
 use super::Shared;
 use super::admin::AdminService;
 use super::frames::framed;
+use super::peer::PeerService;
 use super::service::StoreService;
 use super::typed::typed;
 use crate::access::conn::Conn;
@@ -50,7 +52,7 @@ pub(crate) async fn serve_unix(
         Conn::new(client, peer)
     };
     let incoming = UnixListenerStream::new(listener).map(move |client| client.map(named));
-    serve(shared, incoming, stop).await
+    serve(shared, incoming, stop, None).await
 }
 
 /// Serves a TCP socket until `stop` is over, then until its calls are.
@@ -64,7 +66,9 @@ pub(crate) async fn serve_tcp(
         Conn::new(client, peer)
     };
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(move |client| client.map(named));
-    serve(shared, incoming, stop).await
+    // Other daemons come from other hosts.
+    let peer = peer_service(&shared);
+    serve(shared, incoming, stop, peer).await
 }
 
 /// Serves a TCP socket with TLS until `stop` is over, then until its calls are.
@@ -75,13 +79,15 @@ pub(crate) async fn serve_tls(
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let incoming = tls::incoming(listener, tls, Arc::clone(&shared.metrics), shared.phase.clone());
-    serve(shared, incoming, stop).await
+    let peer = peer_service(&shared);
+    serve(shared, incoming, stop, peer).await
 }
 
 async fn serve<C>(
     shared: Arc<Shared>,
     incoming: impl Stream<Item = io::Result<C>>,
     stop: impl Future<Output = ()>,
+    peer: Option<PeerServer<PeerService>>,
 ) -> Result<(), tonic::transport::Error>
 where
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
@@ -100,6 +106,7 @@ where
         .layer(MapResponseLayer::new(move |response| framed(typed(&shared, response))))
         .add_service(store)
         .add_service(admin)
+        .add_optional_service(peer)
         .serve_with_incoming_shutdown(Open::while_accepting(incoming.then(unhurried), phase), stop)
         .await
 }
@@ -111,6 +118,15 @@ fn services(shared: &Arc<Shared>) -> (StoreServer<StoreService>, AdminServer<Adm
     let admin =
         AdminServer::new(AdminService(Arc::clone(shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
     (store, admin)
+}
+
+fn peer_service(shared: &Arc<Shared>) -> Option<PeerServer<PeerService>> {
+    let peers = shared.peers.clone()?;
+    Some(
+        PeerServer::new(PeerService::new(Arc::clone(shared), peers))
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES),
+    )
 }
 
 /// One call as a connection would bring it, with all that happens to it on its way in and out.

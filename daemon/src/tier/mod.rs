@@ -15,6 +15,7 @@ pub(crate) mod disk;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fetches;
+pub(crate) mod peers;
 pub(crate) mod shared;
 mod stack;
 #[cfg(test)]

@@ -174,6 +174,24 @@ impl Stack {
         Ok(())
     }
 
+    /// A namespace was reset elsewhere: what serves this daemon only forgets it, the engine and its disk. Those that all
+    /// share were told there.
+    pub(crate) async fn forget_here(&self, namespace: NamespaceDigest) -> Result<(), String> {
+        let inner = &self.inner;
+        let Some(running) = inner.running.read().clone() else { return Err("the daemon ends".to_owned()) };
+        running.house.engine().reset(ResetScope::One(namespace));
+        inner.calls.look_again();
+        inner.fetches.forget(&[namespace]);
+        let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace)).await;
+        quiet.map_err(|_| "a call under way did not end".to_owned())?;
+        let Some(now) = running.house.namespace(namespace) else { return Ok(()) };
+        for tier in running.tiers.iter().filter(|tier| tier.kind() == TierKind::Disk) {
+            let reset = tokio::time::timeout(RESET_TIME, tier.reset(&now)).await;
+            reset.unwrap_or_else(|_| Err("the disk did not answer in time".to_owned()))?;
+        }
+        Ok(())
+    }
+
     /// The daemon ends: nothing begins any more, and each tier brings to an end what would be lost.
     pub(crate) async fn drain(&self, deadline: Instant) {
         self.inner.fetches.shut();
