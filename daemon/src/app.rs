@@ -82,7 +82,7 @@ pub enum AppError {
     #[error("cannot use the directory: {0}")]
     Directory(redis::RedisError),
     /// Other daemons would be told of an address that is none.
-    #[error("other daemons cannot reach this one: give --advertise tcp://HOST:PORT")]
+    #[error("other daemons cannot reach this one: give --advertise tls://HOST:PORT")]
     Unreachable,
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
@@ -430,8 +430,9 @@ impl Drop for RunningApp {
 
 /// Where clients connect, with real ports.
 fn addresses_of(doors: &[Door]) -> Result<Vec<Listen>, AppError> {
-    let address =
-        |door: &Door| door.address().map_err(|source| AppError::Bind { place: door.place.to_string(), source });
+    let address = |door: &Door| {
+        door.address().map_err(|source| AppError::Bind { place: door.place.to_string(), source })
+    };
     Ok(doors.iter().map(address).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 

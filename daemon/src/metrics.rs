@@ -263,7 +263,11 @@ fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
             "tender_directory_entries",
             "Chunks that the directory was told of; dropped ones are told again with the next round",
             &["what"],
-            by(&[("published", &peers.published), ("withdrawn", &peers.withdrawn), ("dropped", &peers.dropped)]),
+            by(&[
+                ("published", &peers.published),
+                ("withdrawn", &peers.withdrawn),
+                ("dropped", &peers.dropped),
+            ]),
         ),
         (
             "tender_peer_fetches",
@@ -278,7 +282,12 @@ fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
                 ("dead", &peers.dead),
             ]),
         ),
-        ("tender_peer_fetched_bytes", "Bytes of the chunks that were fetched", &[], one(&peers.fetched_bytes)),
+        (
+            "tender_peer_fetched_bytes",
+            "Bytes of the chunks that were fetched",
+            &[],
+            one(&peers.fetched_bytes),
+        ),
         ("tender_peer_served_chunks", "Chunks that other daemons were sent", &[], one(&peers.served_chunks)),
         (
             "tender_peer_offers",
@@ -427,7 +436,12 @@ fn disk_metrics(out: &mut Out<'_>, stats: &DiskStats) -> std::fmt::Result {
         ("stale", stats.stale_records),
         ("foreign", stats.foreign_records),
     ]);
-    out.counters("tender_disk_dropped_records", "Records that were taken out, by reason", &["reason"], dropped)?;
+    out.counters(
+        "tender_disk_dropped_records",
+        "Records that were taken out, by reason",
+        &["reason"],
+        dropped,
+    )?;
     let alone = |value| [(Vec::new(), value)];
     let fetched = "Chunks that came from the disk and were verified";
     out.counters("tender_disk_fetches", fetched, &[], alone(stats.fetched_chunks))?;

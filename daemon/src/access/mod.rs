@@ -23,7 +23,7 @@ use arc_swap::ArcSwap;
 use nix::unistd::geteuid;
 use tender_proto::{NamespaceDigest, Reason, Refusal};
 
-use crate::session::{Attach, Owner};
+use crate::session::{Attach, Owner, Whose};
 use audit::{Audit, Line};
 use peer::{Caller, Peer};
 use policy::{Identity as Written, PolicyError, PolicyFile, Rights, StorageQuota, TenantSpec};
@@ -64,7 +64,7 @@ impl Identity {
     /// What its sessions belong to.
     pub(crate) fn owner(&self) -> Owner {
         let domain = Arc::clone(&self.tenant.spec.domain);
-        Owner { caller: self.caller.clone(), domain, attach: self.attach }
+        Owner { whose: Whose::Client, caller: self.caller.clone(), domain, attach: self.attach }
     }
     pub(crate) fn domain(&self) -> &Arc<str> {
         &self.tenant.spec.domain

@@ -320,7 +320,10 @@ fn peers(settings: &Settings) -> Result<Option<PeersConfig>, ConfigError> {
         };
     };
     let prefix = directory.prefix.clone().unwrap_or_else(|| defaults::DIRECTORY_PREFIX.into());
-    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(|b| b.is_ascii_graphic() && !b"{}".contains(&b)) {
+    if prefix.is_empty()
+        || prefix.len() > 64
+        || !prefix.bytes().all(|b| b.is_ascii_graphic() && !b"{}".contains(&b))
+    {
         let advice = "use 1 to 64 printable characters without spaces and braces";
         return Err(unusable("directory-prefix", prefix.escape_debug(), advice));
     }
@@ -341,19 +344,20 @@ fn peers(settings: &Settings) -> Result<Option<PeersConfig>, ConfigError> {
         advertise,
         entries_per_second: at_least_one("directory-publish-rate", rate)?,
     };
-    let reachable = |listen: &Listen| matches!(listen, Listen::Tcp(at) if at.is_one_host());
-    if config.advertise.is_none() && !listen_on(settings.listen.clone())?.iter().any(reachable) {
-        let advice = "other daemons must reach this one: listen at tcp://HOST:PORT of this host, or give --advertise \
-                      tcp://HOST:PORT";
+    let reachable =
+        |listen: &Listen| matches!(listen, Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host());
+    if config.advertise.is_none() && !settings.listen.iter().flatten().any(reachable) {
+        let advice = "other daemons must reach this one: listen at tls://HOST:PORT of this host, or give --advertise \
+                      tls://HOST:PORT";
         return Err(unusable("directory", config.directory, advice));
     }
     Ok(Some(config))
 }
 
-fn advertised(address: &Listen) -> Result<HostPort, ConfigError> {
+fn advertised(address: &Listen) -> Result<Listen, ConfigError> {
     match address {
-        Listen::Tcp(at) if at.is_one_host() && at.port() != 0 => Ok(at.clone()),
-        _ => Err(unusable("advertise", address, "give tcp://HOST:PORT as other hosts connect to this one")),
+        Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host() && at.port() != 0 => Ok(address.clone()),
+        _ => Err(unusable("advertise", address, "give tls://HOST:PORT as other hosts connect to this one")),
     }
 }
 
@@ -560,7 +564,7 @@ fn default_text(id: &str) -> Option<String> {
         "directory-ttl" => defaults::DIRECTORY_TTL.to_string(),
         "directory-timeout" => defaults::DIRECTORY_TIMEOUT.to_string(),
         "directory-publish-rate" => defaults::DIRECTORY_PUBLISH_RATE.to_string(),
-        "advertise" => "the first --listen tcp://HOST:PORT of one host".into(),
+        "advertise" => "the first --listen tls://HOST:PORT or tcp://HOST:PORT of one host".into(),
         "lease-default" => defaults::LEASE_DEFAULT.to_string(),
         "lease-max" => defaults::LEASE_MAX.to_string(),
         "reservation_time" => defaults::RESERVATION_TIME.to_string(),

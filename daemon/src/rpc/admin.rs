@@ -57,7 +57,7 @@ impl v1::admin_server::Admin for AdminService {
             return Err(self.0.refuse_here("reset", draining()));
         }
         self.0.resets.send_modify(|count| *count += 1);
-        if let Some(stack) = &self.0.stack {
+        if let (Some(stack), Some(scope)) = (&self.0.stack, scope) {
             stack.forget(scope).await.map_err(|no| self.0.refuse_here("reset", no))?;
         }
         Ok(Response::new(v1::ResetResponse {

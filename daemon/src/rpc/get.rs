@@ -114,13 +114,7 @@ impl GetStream {
         Self { _lease: lease, ..Self::of(shared, identity, session, id, items) }
     }
 
-    fn of(
-        shared: &Shared,
-        identity: &Identity,
-        session: SessionId,
-        lease: u64,
-        items: Vec<Item>,
-    ) -> Self {
+    fn of(shared: &Shared, identity: &Identity, session: SessionId, lease: u64, items: Vec<Item>) -> Self {
         Self {
             engine: Arc::clone(&shared.engine),
             metrics: Arc::clone(&shared.metrics),

@@ -37,7 +37,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout_at;
 
 use super::{Available, FetchError, Kept, OpenChunk, Tier, TierKind, TierNamespace};
-use crate::config::{HostPort, Listen};
+use crate::config::Listen;
 use crate::engine::{House, Unfilled};
 use crate::metrics::Metrics;
 use crate::task::{Task, spawn};
@@ -74,17 +74,17 @@ pub struct PeersConfig {
     pub ttl: Duration,
     /// For one question to it.
     pub timeout: Duration,
-    /// Where other daemons reach this one; `None` for the first TCP listener.
-    pub advertise: Option<HostPort>,
+    /// Where other daemons reach this one; `None` for the first TCP or TLS listener.
+    pub advertise: Option<Listen>,
     /// Entries that are said again each second at most.
     pub entries_per_second: usize,
 }
 
 impl PeersConfig {
-    /// HOST:PORT where others reach a daemon that listens at these addresses; `None` where nobody could.
+    /// tcp://HOST:PORT or tls://HOST:PORT where others reach a daemon that listens at these addresses; `None` where nobody could.
     pub(crate) fn reached_at(&self, listening: &[Listen]) -> Option<String> {
         let listener = listening.iter().find_map(|address| match address {
-            Listen::Tcp(at) if at.is_one_host() => Some(at),
+            Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host() => Some(address),
             _ => None,
         });
         self.advertise.as_ref().or(listener).map(ToString::to_string)
@@ -94,7 +94,7 @@ impl PeersConfig {
 /// Where this daemon is and what it keeps beside its arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
-    /// HOST:PORT, as other daemons connect.
+    /// tcp://HOST:PORT or tls://HOST:PORT, as other daemons connect.
     pub(crate) address: String,
     /// Where the namespaces' generations are written down; `None` where the arena does not outlive the daemon.
     pub(crate) generations: Option<PathBuf>,
@@ -192,7 +192,11 @@ impl PeerTier {
     }
 
     /// The generation in which the caller's epoch is. The directory is asked the first time.
-    async fn generation(&self, namespace: &TierNamespace, deadline: Instant) -> Result<Option<u64>, LinkError> {
+    async fn generation(
+        &self,
+        namespace: &TierNamespace,
+        deadline: Instant,
+    ) -> Result<Option<u64>, LinkError> {
         if let Some(known) = self.generations.of(namespace.digest, namespace.epoch) {
             return Ok(Some(known));
         }
@@ -223,7 +227,9 @@ impl PeerTier {
             return nothing;
         }
         self.resolve(&found.holders, deadline).await?;
-        let one = |(&chunk, holders): (&ChunkId, &Vec<Holder>)| self.remember(namespace, generation, chunk, holders);
+        let one = |(&chunk, holders): (&ChunkId, &Vec<Holder>)| {
+            self.remember(namespace, generation, chunk, holders)
+        };
         Ok(chunks.iter().zip(&found.holders).map(one).collect())
     }
 
@@ -249,7 +255,9 @@ impl PeerTier {
         let candidate = |holder: &Holder| {
             let coverage = match holder.entry.coverage {
                 None => Coverage::full(group.blocks_per_chunk),
-                Some(bits) => Coverage::new(bits, group.blocks_per_chunk).ok().filter(|coverage| !coverage.is_empty())?,
+                Some(bits) => Coverage::new(bits, group.blocks_per_chunk)
+                    .ok()
+                    .filter(|coverage| !coverage.is_empty())?,
             };
             let address = self.addresses.get(&holder.daemon).flatten()?;
             // An address of its own is one of a daemon before it.
@@ -291,7 +299,8 @@ impl PeerTier {
         chunk: ChunkId,
         deadline: Instant,
     ) -> Result<(), FetchError> {
-        let mut order: Vec<_> = candidates.list.iter().map(|one| (one, self.pool.peer(&one.address))).collect();
+        let mut order: Vec<_> =
+            candidates.list.iter().map(|one| (one, self.pool.peer(&one.address))).collect();
         order.sort_by_cached_key(|(one, peer)| (std::cmp::Reverse(one.coverage.count()), peer.rank()));
         let mut worst = FetchError::Gone;
         let shares = order.len();
@@ -318,12 +327,16 @@ impl PeerTier {
         listed: Listed,
         deadline: Instant,
     ) -> Result<(), FetchError> {
-        let filling = self.house.fill(namespace, listed.chunk, candidate.coverage).map_err(|no| match no {
-            Unfilled::Already(_) => FetchError::NotNeeded,
-            Unfilled::Refused(reason) => FetchError::Refused(reason),
-        })?;
+        let filling =
+            self.house.fill(namespace, listed.chunk, candidate.coverage).map_err(|no| match no {
+                Unfilled::Already(_) => FetchError::NotNeeded,
+                Unfilled::Refused(reason) => FetchError::Refused(reason),
+            })?;
         if !peer.take_turn() {
-            return Err(FetchError::Unavailable(format!("{} does not answer and is left alone", peer.address)));
+            return Err(FetchError::Unavailable(format!(
+                "{} does not answer and is left alone",
+                peer.address
+            )));
         }
         let wanted = Wanted {
             namespace,
@@ -445,7 +458,8 @@ impl Tier for PeerTier {
     async fn reset(&self, namespace: &TierNamespace) -> Result<(), String> {
         // The time of day is in it, so that a directory that has lost the number never gives out one that was used.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let floor = self.generations.highest(namespace.digest).max(u64::try_from(since.as_millis()).unwrap_or(0));
+        let floor =
+            self.generations.highest(namespace.digest).max(u64::try_from(since.as_millis()).unwrap_or(0));
         let deadline = Instant::now() + RESET_DEADLINE;
         let raised = self.directory.raise(namespace.digest, floor, 1, deadline).await;
         let generation = raised.map_err(|error| {
@@ -453,7 +467,9 @@ impl Tier for PeerTier {
         })?;
         self.generations.learn(namespace.digest, generation).await;
         // Unless this daemon no longer knows it: then nothing of it is here.
-        if self.generations.highest(namespace.digest) < generation && self.house.epoch(namespace.digest).is_some() {
+        if self.generations.highest(namespace.digest) < generation
+            && self.house.epoch(namespace.digest).is_some()
+        {
             return Err("this daemon could not forget it; reset it again".to_owned());
         }
         Ok(())

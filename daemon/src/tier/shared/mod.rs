@@ -66,7 +66,7 @@ pub struct SharedConfig {
 
 /// Why the store cannot be used at all.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub enum OpenError {
     /// The place is not to be had.
     #[error("--shared-uri {uri}: {advice}")]
     Unusable {

@@ -42,7 +42,8 @@ async fn through_one_server() {
 async fn through_a_cluster() {
     let cluster = Cluster::start();
     shares(&Setup::on(cluster.uri())).await;
-    let keys: Vec<usize> = cluster.nodes.iter().map(|node| node.command(&["DBSIZE"]).parse().unwrap()).collect();
+    let keys: Vec<usize> =
+        cluster.nodes.iter().map(|node| node.command(&["DBSIZE"]).parse().unwrap()).collect();
     assert!(keys.iter().all(|&keys| keys > 0), "entries spread over all servers: {keys:?}");
 }
 
