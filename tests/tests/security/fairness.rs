@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tender_proto::Descriptor;
 use tender_tests::fixture::{self, PART};
 use tender_tests::raw::{Ask, RawSession};
 
-use crate::{Secure, Wish};
+use crate::{NAME, Secure, Wish, connect};
 
 const LOOKUPS: usize = 400;
-const FLOODERS: u64 = 6;
+const FLOODERS: u64 = 4;
 
 /// The 99th percentile of many lookups.
 async fn p99(session: &RawSession, namespace: tender_proto::NamespaceDigest) -> Duration {
@@ -26,47 +27,69 @@ async fn p99(session: &RawSession, namespace: tender_proto::NamespaceDigest) -> 
     took[LOOKUPS * 99 / 100]
 }
 
+/// Runs on threads of its own: what clients compute must not stand in the way of each other, nor of the daemon.
+fn apart<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> std::thread::JoinHandle<T> {
+    std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    })
+}
+
+async fn flood(session: RawSession, model: Descriptor, first: u64, over: Arc<AtomicBool>) -> u64 {
+    let bytes = vec![7; 4 << 20];
+    let mut stored = 0;
+    while !over.load(Ordering::Relaxed) {
+        let chunk = fixture::chunk(first + stored);
+        // Refused when there is no room at this moment.
+        if session.store(model.digest(), chunk, PART, fixture::full(&model), &bytes).await.is_ok() {
+            session.read(model.digest(), chunk, PART).await;
+        }
+        stored += 1;
+    }
+    stored
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_one_tenant_leaves_the_lookups_of_another_alone() {
     let policy = "[[tenant]]\nname = \"flood\"\nidentities = [\"dns:flood.test\"]\nallow = [\"read\", \"write\"]\n\
                   [[tenant]]\nname = \"quiet\"\nidentities = [\"dns:quiet.test\"]\nallow = [\"read\", \"write\"]\n";
     let daemon = Secure::start(Wish { arena_bytes: 256 << 20, ..Wish::policy(policy) }).await;
-    let quiet_model = fixture::small("quiet", 4096);
-    let quiet = daemon.client("quiet.test").await.open_registered(&quiet_model).await;
-    for n in 0..32 {
-        quiet.must_store(&quiet_model, fixture::chunk(n), PART, fixture::full(&quiet_model)).await;
-    }
-    p99(&quiet, quiet_model.digest()).await;
-    let idle = p99(&quiet, quiet_model.digest()).await;
+    let (port, ca) = (daemon.tls_port(), daemon.authority.pem());
+    let (quiet, flooder) = (daemon.issue("quiet.test"), daemon.issue("flood.test"));
+    let (go, wait) = tokio::sync::oneshot::channel::<()>();
+    let (flooded, busy_now) = std::sync::mpsc::channel::<()>();
 
+    let (to, authority) = (port.clone(), ca.clone());
+    let quiet = apart(async move {
+        let model = fixture::small("quiet", 4096);
+        let client = connect(&to, &authority, NAME, Some(&quiet)).await.unwrap();
+        let session = client.open_registered(&model).await;
+        for n in 0..32 {
+            session.must_store(&model, fixture::chunk(n), PART, fixture::full(&model)).await;
+        }
+        p99(&session, model.digest()).await;
+        let idle = p99(&session, model.digest()).await;
+        go.send(()).unwrap();
+        busy_now.recv().unwrap();
+        (idle, p99(&session, model.digest()).await)
+    });
     let over = Arc::new(AtomicBool::new(false));
-    let flood_model = fixture::small("flood", 1 << 20);
-    let mut flood = Vec::new();
-    for flooder in 0..FLOODERS {
-        let session = daemon.client("flood.test").await.open_registered(&flood_model).await;
-        let (over, model) = (Arc::clone(&over), flood_model.clone());
-        flood.push(tokio::spawn(async move {
-            let bytes = vec![7; 4 << 20];
-            let mut stored = 0u64;
-            while !over.load(Ordering::Relaxed) {
-                let chunk = fixture::chunk(1_000_000 * (flooder + 1) + stored);
-                let full = fixture::full(&model);
-                // Refused when there is no room at this moment.
-                if session.store(model.digest(), chunk, PART, full, &bytes).await.is_ok() {
-                    session.read(model.digest(), chunk, PART).await;
-                }
-                stored += 1;
-            }
-            stored
-        }));
-    }
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let busy = p99(&quiet, quiet_model.digest()).await;
+    let until = Arc::clone(&over);
+    let flood = apart(async move {
+        wait.await.unwrap();
+        let model = fixture::small("flood", 1 << 20);
+        let mut work = tokio::task::JoinSet::new();
+        for n in 1..=FLOODERS {
+            let client = connect(&port, &ca, NAME, Some(&flooder)).await.unwrap();
+            let session = client.open_registered(&model).await;
+            work.spawn(flood(session, model.clone(), n * 1_000_000, Arc::clone(&until)));
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        flooded.send(()).unwrap();
+        work.join_all().await.into_iter().sum::<u64>()
+    });
+    let (idle, busy) = tokio::task::spawn_blocking(move || quiet.join()).await.unwrap().unwrap();
     over.store(true, Ordering::Relaxed);
-    let mut stored = 0;
-    for flooder in flood {
-        stored += flooder.await.unwrap();
-    }
+    let stored = tokio::task::spawn_blocking(move || flood.join()).await.unwrap().unwrap();
     let ratio = busy.as_secs_f64() / idle.as_secs_f64();
     println!(
         "p99 of lookups: idle {idle:?}, beside a flood of {stored} chunks of 4 MiB {busy:?}, ratio {ratio:.1}"

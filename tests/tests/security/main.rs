@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use certs::{Authority, Issued};
 use tempfile::TempDir;
 use tender_client::{ClientConfig, TlsConfig as ClientTls, TransportChoice};
-use tender_daemon::app::RunningApp;
+use tender_daemon::app::{HandedOver, RunningApp};
 use tender_daemon::config::{ClientAuth, Config, Listen, TlsConfig};
 use tender_proto::Reason;
 use tender_proto::limits::{HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES};
@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Secure {
     app: RunningApp,
     authority: Authority,
+    config: Config,
     dir: TempDir,
 }
 
@@ -88,9 +89,21 @@ impl Secure {
         config.engine.arena.bytes = wish.arena_bytes;
         config.engine.arena.prefault = false;
         config.engine.arena.keep = false;
-        let app = RunningApp::start(config).await.unwrap();
+        let app = RunningApp::start(config.clone()).await.unwrap();
         app.phase().wait_for(|phase| phase.is_ready()).await.unwrap();
-        Self { app, authority, dir }
+        Self { app, authority, config, dir }
+    }
+
+    /// Another daemon takes over.
+    async fn take_over(self) -> Self {
+        let Self { app, authority, config, dir } = self;
+        let next = tokio::spawn(RunningApp::start(Config { take_over: true, ..config.clone() }));
+        let successor = app.successor().await;
+        match app.hand_over(successor).await.unwrap() {
+            HandedOver::Given => {}
+            HandedOver::Kept(_) => panic!("nobody took over: {:?}", next.await),
+        }
+        Self { app: next.await.unwrap().unwrap(), authority, config, dir }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -51,6 +51,16 @@ async fn without_client_certificates_the_daemon_still_shows_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_successor_serves_at_the_same_tls_port() {
+    let daemon = Secure::start(Wish::default()).await;
+    let (port, shown) = (daemon.tls_port(), daemon.issue("engine.test"));
+    let daemon = daemon.take_over().await;
+    assert_eq!(daemon.tls_port(), port);
+    daemon.connect(Some(&shown)).await.unwrap().open("after").await.unwrap();
+    must_fail("no certificate", daemon.connect(None).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn engines_read_over_tls_bit_for_bit_what_others_stored() {
     let daemon = Secure::start(Wish::default()).await;
     let config = daemon.client_config(Some(&daemon.issue("engine.test")));
