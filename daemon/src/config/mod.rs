@@ -387,6 +387,7 @@ fn default_text(id: &str) -> Option<String> {
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
         "disk-path" => "none".into(),
+        "disk-size" => "none: it must be given with --disk-path".into(),
         "disk-segment-size" => size(defaults::DISK_SEGMENT_SIZE),
         "disk-write-rate" => size(defaults::DISK_WRITE_RATE),
         "disk-reads" => defaults::DISK_READS.to_string(),
