@@ -24,6 +24,7 @@ use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
 use crate::takeover::{self, Entrance, TakeOverError, Terms};
 use crate::task::{Task, blocking, spawn};
+pub use crate::tier::disk::DiskError;
 pub use hand_over::{HandedOver, Successor};
 
 /// How often ended leases and reservations are looked for.
