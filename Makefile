@@ -58,6 +58,8 @@ ifeq ($(NEXTEST),yes)
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
 	cargo test --locked $(MISTAKES) --lib every_rule_of_order
+	@printf '\n=== A disk that fails\n'
+	cargo test --locked -p tender-daemon --features faults --lib tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 	@printf '\n=== Documentation tests\n'
@@ -67,6 +69,8 @@ else
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
 	cargo test --locked $(MISTAKES) --lib every_rule_of_order
+	@printf '\n=== A disk that fails\n'
+	cargo test --locked -p tender-daemon --features faults --lib tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 endif

@@ -586,6 +586,7 @@ fn default_text(id: &str) -> Option<String> {
         "tier-write-rate" => size(defaults::TIER_WRITE_RATE),
         "shared-min-hits" => defaults::SHARED_MIN_HITS.to_string(),
         "disk-path" => "none".into(),
+        "disk-size" => "none: it must be given with --disk-path".into(),
         "disk-segment-size" => size(defaults::DISK_SEGMENT_SIZE),
         "disk-write-rate" => size(defaults::DISK_WRITE_RATE),
         "disk-reads" => defaults::DISK_READS.to_string(),

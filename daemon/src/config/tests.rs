@@ -250,3 +250,25 @@ fn a_secret_in_the_shared_stores_uri_is_refused_and_not_repeated() {
         .unwrap();
     assert_eq!((good.uri.to_string().as_str(), good.max_uploads), ("s3://kv/a?region=eu-1", 2));
 }
+
+#[test]
+fn a_disk_tier_needs_a_folder_a_size_and_segments_that_fit() {
+    let read = |text: &str| Config::from_toml(Path::new("tenderd.toml"), text);
+    assert_eq!(read("").unwrap().disk, None);
+    let good = read("[disk]\npath = '/d'\nsize = '2GiB'\nwrite_rate = '1MiB'").unwrap().disk.unwrap();
+    assert_eq!((good.segments(), good.write_bytes_per_second, good.segment_bytes), (7, 1 << 20, 256 << 20));
+    for (text, flag) in [
+        ("size = '2GiB'", "disk-size"),
+        ("path = '/d'", "disk-path"),
+        ("path = 'd'\nsize = '2GiB'", "disk-path"),
+        ("path = '/d'\nsize = '1GiB'", "disk-size"),
+        ("path = '/d'\nsize = '1PiB'\nsegment_size = '1MiB'", "disk-size"),
+        ("path = '/d'\nsize = '2GiB'\nsegment_size = '1000000'", "disk-segment-size"),
+        ("path = '/d'\nsize = '2GiB'\nsegment_size = '2000001'", "disk-segment-size"),
+        ("path = '/d'\nsize = '2GiB'\nwrite_rate = '0'", "disk-write-rate"),
+        ("path = '/d'\nsize = '2GiB'\nreads = 0", "disk-reads"),
+    ] {
+        let error = read(&format!("[disk]\n{text}")).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("--{flag} ")), "{text}: {error}");
+    }
+}

@@ -7,7 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::posix_fallocate;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::format::{Bad, FORMAT, SegmentHeader, Superblock};
 use super::io::{self as blocks, Aligned, BLOCK_BYTES};
@@ -224,6 +225,27 @@ fn remove_segments(path: &Path, from: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Real room for the whole segment: a shortage must show now. What is there stays.
+fn take_room(file: &File, found_bytes: u64, bytes: u64) -> io::Result<()> {
+    let len = i64::try_from(bytes).map_err(io::Error::other)?;
+    match fallocate(file.as_fd(), FallocateFlags::empty(), 0, len) {
+        Err(Errno::EOPNOTSUPP) => fill_up(file, found_bytes, bytes),
+        done => Ok(done?),
+    }
+}
+
+/// The same where the filesystem cannot: zeroes are written behind what there is.
+fn fill_up(file: &File, found_bytes: u64, bytes: u64) -> io::Result<()> {
+    let zeroes = Aligned::of(1 << 20);
+    let mut at = found_bytes / BLOCK_BYTES * BLOCK_BYTES;
+    while at < bytes {
+        let len = usize::try_from((bytes - at).min(zeroes.len() as u64)).map_err(io::Error::other)?;
+        blocks::write(file, &zeroes[..len], at)?;
+        at += len as u64;
+    }
+    blocks::sync(file)
+}
+
 impl Folder {
     fn segment(&mut self, path: &Path, slot: u32, bytes: u64) -> io::Result<(Opened, bool)> {
         let (file, direct) = blocks::open(&path.join(segment_name(slot)))?;
@@ -231,8 +253,7 @@ impl Folder {
         if found_bytes > bytes {
             file.set_len(bytes)?;
         }
-        let len = i64::try_from(bytes).map_err(io::Error::other)?;
-        posix_fallocate(file.as_fd(), 0, len)?;
+        take_room(&file, found_bytes, bytes)?;
         let fill = if found_bytes < BLOCK_BYTES { 0 } else { self.fill_of(&file, slot) };
         Ok((Opened { file, fill }, direct))
     }
@@ -260,5 +281,24 @@ impl Folder {
                 0
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filesystem_that_cannot_take_room_is_filled_and_what_is_there_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, _) = blocks::open(&dir.path().join("segment")).unwrap();
+        let mut ours = Aligned::of(1);
+        ours.fill(7);
+        blocks::write(&file, &ours, 0).unwrap();
+        fill_up(&file, BLOCK_BYTES + 9, (1 << 20) + 3 * BLOCK_BYTES).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), (1 << 20) + 3 * BLOCK_BYTES);
+        let mut seen = Aligned::of(8192);
+        blocks::read(&file, &mut seen, 0).unwrap();
+        assert!(seen[..4096].iter().all(|&byte| byte == 7) && seen[4096..].iter().all(|&byte| byte == 0));
     }
 }
