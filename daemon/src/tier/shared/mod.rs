@@ -142,6 +142,7 @@ impl SharedTier {
     }
 
     /// Whether the store is left alone at this moment.
+    #[cfg(test)]
     pub(crate) fn is_left_alone(&self) -> bool {
         self.breaker.is_open(Instant::now())
     }

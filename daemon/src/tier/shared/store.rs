@@ -44,6 +44,9 @@ pub(super) enum StoreError {
     /// The object ends before the range that was asked for.
     #[error("the object is shorter than expected")]
     Short,
+    /// The bucket, its region, or another setting is wrong.
+    #[error("it says that a setting is wrong: are the bucket and its region the ones of --shared-uri?")]
+    Settings,
     /// Too many requests.
     #[error("it asks for fewer requests")]
     Throttled,
@@ -57,14 +60,14 @@ pub(super) enum StoreError {
 
 impl From<opendal::Error> for StoreError {
     fn from(error: opendal::Error) -> Self {
-        if std::env::var_os("TENDER_DBG").is_some() {
-            eprintln!("DEBUGERR {error:?}");
-        }
+        // Not the error itself, see above.
+        tracing::trace!(kind = ?error.kind(), "the shared store did not do what it was asked to");
         match error.kind() {
             ErrorKind::NotFound => Self::NotFound,
             ErrorKind::PermissionDenied => Self::Denied,
             ErrorKind::AlreadyExists | ErrorKind::ConditionNotMatch | ErrorKind::Conflict => Self::Exists,
             ErrorKind::RangeNotSatisfied => Self::Short,
+            ErrorKind::ConfigInvalid => Self::Settings,
             ErrorKind::RateLimited => Self::Throttled,
             ErrorKind::Unsupported => Self::Unsupported,
             _ => Self::Away,
