@@ -373,8 +373,9 @@ impl Drop for RunningApp {
 
 /// Where clients connect, with real ports.
 fn addresses_of(doors: &[Door]) -> Result<Vec<Listen>, AppError> {
-    let address =
-        |door: &Door| door.address().map_err(|source| AppError::Bind { place: door.place.to_string(), source });
+    let address = |door: &Door| {
+        door.address().map_err(|source| AppError::Bind { place: door.place.to_string(), source })
+    };
     Ok(doors.iter().map(address).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 

@@ -182,7 +182,11 @@ fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
             "tender_directory_entries",
             "Chunks that the directory was told of; dropped ones are told again with the next round",
             &["what"],
-            by(&[("published", &peers.published), ("withdrawn", &peers.withdrawn), ("dropped", &peers.dropped)]),
+            by(&[
+                ("published", &peers.published),
+                ("withdrawn", &peers.withdrawn),
+                ("dropped", &peers.dropped),
+            ]),
         ),
         (
             "tender_peer_fetches",
@@ -197,7 +201,12 @@ fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
                 ("dead", &peers.dead),
             ]),
         ),
-        ("tender_peer_fetched_bytes", "Bytes of the chunks that were fetched", &[], one(&peers.fetched_bytes)),
+        (
+            "tender_peer_fetched_bytes",
+            "Bytes of the chunks that were fetched",
+            &[],
+            one(&peers.fetched_bytes),
+        ),
         ("tender_peer_served_chunks", "Chunks that other daemons were sent", &[], one(&peers.served_chunks)),
         (
             "tender_peer_offers",

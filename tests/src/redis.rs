@@ -169,7 +169,14 @@ impl Cluster {
     pub fn start() -> Self {
         let node = || {
             let bus = free_port().to_string();
-            Redis::with(&["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "5000"])
+            Redis::with(&[
+                "--cluster-enabled",
+                "yes",
+                "--cluster-port",
+                &bus,
+                "--cluster-node-timeout",
+                "5000",
+            ])
         };
         let nodes: Vec<_> = (0..3).map(|_| node()).collect();
         let places: Vec<_> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
@@ -197,7 +204,16 @@ fn spawn(port: u16, dir: &Path, arguments: &[String]) -> Child {
         std::fs::write(&config, text).expect("a file");
         command.arg(config).args(arguments);
     } else {
-        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]);
         command.arg("--dir").arg(dir).args(["--daemonize", "no"]).args(arguments);
     }
     let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();

@@ -41,7 +41,8 @@ impl Tiers {
             Some(peers) => Some(open_peers(config, peers, &around, &stack_slot)?),
             None => None,
         };
-        let tiers: Vec<Arc<dyn Tier>> = peers.iter().map(|peers| Arc::clone(peers) as Arc<dyn Tier>).collect();
+        let tiers: Vec<Arc<dyn Tier>> =
+            peers.iter().map(|peers| Arc::clone(peers) as Arc<dyn Tier>).collect();
         if tiers.is_empty() {
             return Ok(Self::default());
         }
@@ -84,7 +85,8 @@ impl RunningApp {
     /// What the daemon's own sessions hold now: sessions, leases, reservations. Leases that other daemons read under are
     /// theirs, like a client's.
     pub(super) fn held_by_tiers(&self) -> (u64, u64, u64) {
-        let (sessions, leases, reservations) = self.tiers.stack.as_ref().map_or((0, 0, 0), |stack| stack.held());
+        let (sessions, leases, reservations) =
+            self.tiers.stack.as_ref().map_or((0, 0, 0), |stack| stack.held());
         match &self.tiers.peers {
             Some(peers) => (sessions + 1, leases, reservations + peers.house().held().1),
             None => (sessions, leases, reservations),

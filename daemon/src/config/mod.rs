@@ -16,8 +16,8 @@ use clap::{CommandFactory, FromArgMatches};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS, MAX_PART_BYTES};
 
 use crate::engine::{ArenaConfig, EngineConfig};
-use flags::{Flags, Settings};
 pub use crate::tier::peers::{DirectoryUri, PeersConfig};
+use flags::{Flags, Settings};
 pub use flags::{HostPort, Listen, LogFormat};
 
 /// Every default, and why.
@@ -289,7 +289,10 @@ fn peers(settings: &Settings) -> Result<Option<PeersConfig>, ConfigError> {
         };
     };
     let prefix = directory.prefix.clone().unwrap_or_else(|| defaults::DIRECTORY_PREFIX.into());
-    if prefix.is_empty() || prefix.len() > 64 || !prefix.bytes().all(|b| b.is_ascii_graphic() && !b"{}".contains(&b)) {
+    if prefix.is_empty()
+        || prefix.len() > 64
+        || !prefix.bytes().all(|b| b.is_ascii_graphic() && !b"{}".contains(&b))
+    {
         let advice = "use 1 to 64 printable characters without spaces and braces";
         return Err(unusable("directory-prefix", prefix.escape_debug(), advice));
     }

@@ -157,10 +157,15 @@ fn what_cannot_be_a_directory_is_refused_by_line() {
     let error = toml(text).unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("redis://"), "{error}");
     let reachable = "listen = [\"tcp://10.0.0.1:1\"]\n[directory]\nuri = \"redis://u:secret@localhost\"\n";
-    for (more, good) in
-        [("", true), ("ttl = \"1s\"", false), ("ttl = \"3500ms\"", false), ("timeout = \"0s\"", false),
-         ("prefix = \"a b\"", false), ("prefix = \"{a}\"", false), ("publish_rate = 0", false)]
-    {
+    for (more, good) in [
+        ("", true),
+        ("ttl = \"1s\"", false),
+        ("ttl = \"3500ms\"", false),
+        ("timeout = \"0s\"", false),
+        ("prefix = \"a b\"", false),
+        ("prefix = \"{a}\"", false),
+        ("publish_rate = 0", false),
+    ] {
         let outcome = toml(&format!("{reachable}{more}\n"));
         assert_eq!(outcome.is_ok(), good, "{more}: {outcome:?}");
         assert!(!format!("{outcome:?}").contains("secret"));

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use tender_proto::{
-    ChunkId, ContentDigest, Coverage, Descriptor, LeaseId, NamespaceDigest, PartIndex, Reason, Refusal, SessionId,
+    ChunkId, ContentDigest, Coverage, Descriptor, LeaseId, NamespaceDigest, PartIndex, Reason, Refusal,
+    SessionId,
 };
 
 use super::{

@@ -63,7 +63,9 @@ impl Index {
             let shard = self.lock(shard_index);
             let mut next = shard.lru.newest();
             for _ in 0..most {
-                let Some((slot, entry)) = next.and_then(|slot| Some((slot, shard.slab.get(slot)?))) else { break };
+                let Some((slot, entry)) = next.and_then(|slot| Some((slot, shard.slab.get(slot)?))) else {
+                    break;
+                };
                 if let Some(version) = &entry.ready {
                     let (namespace, version) = (Arc::clone(&entry.namespace), Arc::clone(version));
                     let place = Place { shard: shard_index, slot };

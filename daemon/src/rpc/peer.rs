@@ -34,7 +34,11 @@ impl PeerService {
         let max = self.shared.engine.config().max_batch_chunks;
         if chunks.len() > max {
             let subject = format!("a fetch of {} chunks", chunks.len());
-            return Err(Refusal::new(Reason::TooLarge, subject, format!("ask for at most {max} in one call")));
+            return Err(Refusal::new(
+                Reason::TooLarge,
+                subject,
+                format!("ask for at most {max} in one call"),
+            ));
         }
         // Of another generation, or unknown: as if nothing was ever stored.
         let Some(namespace) = self.tier.serving(namespace, request.generation) else {
@@ -44,7 +48,8 @@ impl PeerService {
         let (answers, lease) = self.tier.house().lease(&namespace, &chunks)?;
         let ready = answers.iter().filter(|answer| matches!(answer, ChunkAnswer::Ready { .. })).count();
         self.tier.metrics().peers.served_chunks.fetch_add(ready as u64, Ordering::Relaxed);
-        let parts = |chunk: usize| namespace.descriptor.group_of(chunks[chunk]).map_or(1, |group| group.parts());
+        let parts =
+            |chunk: usize| namespace.descriptor.group_of(chunks[chunk]).map_or(1, |group| group.parts());
         Ok(GetStream::for_peer(&self.shared, &answers, parts, lease))
     }
 }
@@ -53,10 +58,7 @@ impl PeerService {
 impl v1::peer_server::Peer for PeerService {
     type FetchStream = tokio_stream::Empty<Result<v1::GetFrame, Status>>;
 
-    async fn fetch(
-        &self,
-        request: Request<v1::FetchRequest>,
-    ) -> Result<Response<Self::FetchStream>, Status> {
+    async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
         let stream = self.open(&request.into_inner()).map_err(|no| self.shared.refuse_here("fetch", no))?;
         // The frames are written by hand; this body only stands in for theirs.
         let mut response = Response::new(tokio_stream::empty());
@@ -64,10 +66,7 @@ impl v1::peer_server::Peer for PeerService {
         Ok(response)
     }
 
-    async fn offer(
-        &self,
-        request: Request<v1::OfferRequest>,
-    ) -> Result<Response<v1::OfferResponse>, Status> {
+    async fn offer(&self, request: Request<v1::OfferRequest>) -> Result<Response<v1::OfferResponse>, Status> {
         let begin = Instant::now();
         let offer = read_offer(&request.into_inner()).map_err(|no| self.shared.refuse_here("offer", no))?;
         let busy = || {

@@ -13,8 +13,7 @@ use super::link::{Ask, Link, LinkError};
 const RAISE: &str = "local n = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[1])) + tonumber(ARGV[2]) \
                      redis.call('SET', KEYS[1], string.format('%.0f', n)) return n";
 /// Takes a field out if it still has this value: its holder may have renewed it meanwhile.
-const FORGET: &str =
-    "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return redis.call('HDEL', KEYS[1], ARGV[1]) end return 0";
+const FORGET: &str = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return redis.call('HDEL', KEYS[1], ARGV[1]) end return 0";
 
 /// The directory as one daemon sees it.
 #[derive(Debug)]
@@ -112,7 +111,11 @@ impl Directory {
     }
 
     /// The namespace's generation.
-    pub(crate) async fn generation(&self, namespace: NamespaceDigest, deadline: Instant) -> Result<u64, LinkError> {
+    pub(crate) async fn generation(
+        &self,
+        namespace: NamespaceDigest,
+        deadline: Instant,
+    ) -> Result<u64, LinkError> {
         let answers = self.link.ask(&[self.ask_generation(namespace)], deadline).await?;
         answers.into_iter().next().ok_or(LinkError::Garbage).and_then(read_generation)
     }
@@ -165,7 +168,11 @@ impl Directory {
     }
 
     /// Other daemons that live, at most `most` of them.
-    pub(crate) async fn others_alive(&self, most: usize, deadline: Instant) -> Result<Vec<DaemonId>, LinkError> {
+    pub(crate) async fn others_alive(
+        &self,
+        most: usize,
+        deadline: Instant,
+    ) -> Result<Vec<DaemonId>, LinkError> {
         let mut list = cmd("ZRANGEBYSCORE");
         list.arg(self.keys.daemons()).arg(now_s()).arg("+inf").arg("LIMIT").arg(0).arg(most);
         let answers = self.link.ask(&[Ask(vec![list])], deadline).await?;

@@ -95,7 +95,13 @@ impl PeerTier {
         alone
     }
 
-    async fn offer(&self, address: &str, digest: NamespaceDigest, chunks: &[Toured], deadline: Instant) -> u32 {
+    async fn offer(
+        &self,
+        address: &str,
+        digest: NamespaceDigest,
+        chunks: &[Toured],
+        deadline: Instant,
+    ) -> u32 {
         let (Some(namespace), Some(generation)) =
             (self.house.namespace(digest), self.generations.current(digest))
         else {

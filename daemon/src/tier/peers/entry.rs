@@ -183,11 +183,16 @@ mod tests {
     fn a_generation_has_keys_of_its_own() {
         let keys = Keys::new("tender");
         let namespace = NamespaceDigest::from_bytes([1; 32]);
-        let chunk =
-            ChunkId { group: tender_proto::GroupIndex(0), hash: tender_proto::ChainHash::from_bytes([2; 32]) };
+        let chunk = ChunkId {
+            group: tender_proto::GroupIndex(0),
+            hash: tender_proto::ChainHash::from_bytes([2; 32]),
+        };
         let other = ChunkId { group: tender_proto::GroupIndex(1), ..chunk };
-        let mut all =
-            vec![keys.chunk(namespace, 0, chunk), keys.chunk(namespace, 1, chunk), keys.chunk(namespace, 0, other)];
+        let mut all = vec![
+            keys.chunk(namespace, 0, chunk),
+            keys.chunk(namespace, 1, chunk),
+            keys.chunk(namespace, 0, other),
+        ];
         all.push(keys.chunk(NamespaceDigest::from_bytes([3; 32]), 0, chunk));
         assert!(all.iter().all(|key| key.len() == "tender:c:".len() + KEY_BYTES));
         all.sort();

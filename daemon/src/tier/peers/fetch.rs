@@ -46,7 +46,8 @@ pub(crate) async fn fetch(
     filling: Filling,
     deadline: Instant,
 ) -> Result<u64, Failed> {
-    let group = wanted.namespace.descriptor.group_of(wanted.chunk).map_err(|no| Failed::Refused(no.reason))?;
+    let group =
+        wanted.namespace.descriptor.group_of(wanted.chunk).map_err(|no| Failed::Refused(no.reason))?;
     let whole = async {
         let mut client = peer.client().map_err(|error| Failed::Dead(error.to_string()))?;
         let request = v1::FetchRequest {
@@ -72,7 +73,8 @@ async fn receive(
         let total = group.part_bytes(part, wanted.coverage).map_err(|no| Failed::Refused(no.reason))?;
         let writer = filling.part(part).ok_or(Failed::Refused(Reason::Internal))?;
         while writer.written_bytes() < total {
-            let frame = frames.message().await.map_err(dead)?.ok_or(Failed::Wrong("its stream ends too early"))?;
+            let frame =
+                frames.message().await.map_err(dead)?.ok_or(Failed::Wrong("its stream ends too early"))?;
             if frame.failure != 0 {
                 return Err(Failed::Gone);
             }
@@ -83,7 +85,9 @@ async fn receive(
                 digests.push(first(&frame, total, wanted.coverage)?);
             }
             writer.write(frame.offset_bytes, &frame.payload).map_err(|reason| match reason {
-                Reason::Malformed | Reason::WrongSize => Failed::Wrong("frames with a gap, or too many bytes"),
+                Reason::Malformed | Reason::WrongSize => {
+                    Failed::Wrong("frames with a gap, or too many bytes")
+                }
                 reason => Failed::Refused(reason),
             })?;
         }

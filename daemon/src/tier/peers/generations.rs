@@ -94,7 +94,8 @@ impl Generations {
 
     fn is_known(&self, namespace: NamespaceDigest, seen: u64) -> bool {
         let state = self.state.lock();
-        state.since.contains_key(&namespace) && state.highest.get(&namespace).copied().unwrap_or_default() == seen
+        state.since.contains_key(&namespace)
+            && state.highest.get(&namespace).copied().unwrap_or_default() == seen
     }
 
     fn learn_now(&self, namespace: NamespaceDigest, seen: u64) -> Learned {

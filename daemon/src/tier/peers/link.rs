@@ -10,18 +10,17 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServerType};
-use redis::{AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisResult, TlsMode, Value};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisResult, TlsMode, Value,
+};
 use tokio::sync::Mutex;
 
 use super::breaker::{Breaker, BreakerTerms};
 use super::uri::{DirectoryKind, DirectoryUri};
 
 /// One slow answer on a busy host is no outage; three in a row are. Probes are cheap, so it is looked for soon.
-const BREAKER: BreakerTerms = BreakerTerms {
-    failures: 3,
-    wait_min: Duration::from_millis(250),
-    wait_max: Duration::from_secs(5),
-};
+const BREAKER: BreakerTerms =
+    BreakerTerms { failures: 3, wait_min: Duration::from_millis(250), wait_max: Duration::from_secs(5) };
 
 /// Why the directory did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +82,8 @@ impl Link {
                 }
                 // Sentinels are asked without a login: those that want one have another than their servers.
                 let sentinels = uri.addresses().collect();
-                let client = SentinelClient::build(sentinels, service, Some(node), SentinelServerType::Master)?;
+                let client =
+                    SentinelClient::build(sentinels, service, Some(node), SentinelServerType::Master)?;
                 Route::Sentinel(Mutex::new(client))
             }
             DirectoryKind::Cluster => Route::Cluster(
@@ -94,7 +94,12 @@ impl Link {
                     .build()?,
             ),
         };
-        Ok(Self { route, timeout, connection: Mutex::default(), breaker: SyncMutex::new(Breaker::new(BREAKER)) })
+        Ok(Self {
+            route,
+            timeout,
+            connection: Mutex::default(),
+            breaker: SyncMutex::new(Breaker::new(BREAKER)),
+        })
     }
 
     /// Whether it is worth asking now.
@@ -116,7 +121,11 @@ impl Link {
     }
 
     /// The same for an operator who waits for the outcome: asked whatever happened before.
-    pub(crate) async fn ask_now(&self, asks: &[Ask], deadline: Instant) -> Result<Vec<Vec<Value>>, LinkError> {
+    pub(crate) async fn ask_now(
+        &self,
+        asks: &[Ask],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<Value>>, LinkError> {
         if asks.is_empty() {
             return Ok(Vec::new());
         }

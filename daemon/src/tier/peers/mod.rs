@@ -192,7 +192,11 @@ impl PeerTier {
     }
 
     /// The generation in which the caller's epoch is. The directory is asked the first time.
-    async fn generation(&self, namespace: &TierNamespace, deadline: Instant) -> Result<Option<u64>, LinkError> {
+    async fn generation(
+        &self,
+        namespace: &TierNamespace,
+        deadline: Instant,
+    ) -> Result<Option<u64>, LinkError> {
         if let Some(known) = self.generations.of(namespace.digest, namespace.epoch) {
             return Ok(Some(known));
         }
@@ -223,7 +227,9 @@ impl PeerTier {
             return nothing;
         }
         self.resolve(&found.holders, deadline).await?;
-        let one = |(&chunk, holders): (&ChunkId, &Vec<Holder>)| self.remember(namespace, generation, chunk, holders);
+        let one = |(&chunk, holders): (&ChunkId, &Vec<Holder>)| {
+            self.remember(namespace, generation, chunk, holders)
+        };
         Ok(chunks.iter().zip(&found.holders).map(one).collect())
     }
 
@@ -249,7 +255,9 @@ impl PeerTier {
         let candidate = |holder: &Holder| {
             let coverage = match holder.entry.coverage {
                 None => Coverage::full(group.blocks_per_chunk),
-                Some(bits) => Coverage::new(bits, group.blocks_per_chunk).ok().filter(|coverage| !coverage.is_empty())?,
+                Some(bits) => Coverage::new(bits, group.blocks_per_chunk)
+                    .ok()
+                    .filter(|coverage| !coverage.is_empty())?,
             };
             let address = self.addresses.get(&holder.daemon).flatten()?;
             // An address of its own is one of a daemon before it.
@@ -291,7 +299,8 @@ impl PeerTier {
         chunk: ChunkId,
         deadline: Instant,
     ) -> Result<(), FetchError> {
-        let mut order: Vec<_> = candidates.list.iter().map(|one| (one, self.pool.peer(&one.address))).collect();
+        let mut order: Vec<_> =
+            candidates.list.iter().map(|one| (one, self.pool.peer(&one.address))).collect();
         order.sort_by_cached_key(|(one, peer)| (std::cmp::Reverse(one.coverage.count()), peer.rank()));
         let mut worst = FetchError::Gone;
         let shares = order.len();
@@ -318,12 +327,16 @@ impl PeerTier {
         listed: Listed,
         deadline: Instant,
     ) -> Result<(), FetchError> {
-        let filling = self.house.fill(namespace, listed.chunk, candidate.coverage).map_err(|no| match no {
-            Unfilled::Already(_) => FetchError::NotNeeded,
-            Unfilled::Refused(reason) => FetchError::Refused(reason),
-        })?;
+        let filling =
+            self.house.fill(namespace, listed.chunk, candidate.coverage).map_err(|no| match no {
+                Unfilled::Already(_) => FetchError::NotNeeded,
+                Unfilled::Refused(reason) => FetchError::Refused(reason),
+            })?;
         if !peer.take_turn() {
-            return Err(FetchError::Unavailable(format!("{} does not answer and is left alone", peer.address)));
+            return Err(FetchError::Unavailable(format!(
+                "{} does not answer and is left alone",
+                peer.address
+            )));
         }
         let wanted = Wanted {
             namespace,
@@ -445,7 +458,8 @@ impl Tier for PeerTier {
     async fn reset(&self, namespace: &TierNamespace) -> Result<(), String> {
         // The time of day is in it, so that a directory that has lost the number never gives out one that was used.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let floor = self.generations.highest(namespace.digest).max(u64::try_from(since.as_millis()).unwrap_or(0));
+        let floor =
+            self.generations.highest(namespace.digest).max(u64::try_from(since.as_millis()).unwrap_or(0));
         let deadline = Instant::now() + RESET_DEADLINE;
         let raised = self.directory.raise(namespace.digest, floor, 1, deadline).await;
         let generation = raised.map_err(|error| {
@@ -453,7 +467,9 @@ impl Tier for PeerTier {
         })?;
         self.generations.learn(namespace.digest, generation).await;
         // Unless this daemon no longer knows it: then nothing of it is here.
-        if self.generations.highest(namespace.digest) < generation && self.house.epoch(namespace.digest).is_some() {
+        if self.generations.highest(namespace.digest) < generation
+            && self.house.epoch(namespace.digest).is_some()
+        {
             return Err("this daemon could not forget it; reset it again".to_owned());
         }
         Ok(())
@@ -461,6 +477,8 @@ impl Tier for PeerTier {
 
     async fn drain(&self, deadline: Instant) {
         self.offer_hottest(deadline).await;
+        // Or it would say again what is withdrawn.
+        self.stop();
         self.withdraw_all(deadline).await;
     }
 }

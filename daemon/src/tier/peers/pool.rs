@@ -13,11 +13,8 @@ use tonic::transport::{Channel, Endpoint};
 use super::breaker::{Breaker, BreakerTerms};
 
 /// A peer that failed is skipped at once: there are others, and computing.
-const BREAKER: BreakerTerms = BreakerTerms {
-    failures: 1,
-    wait_min: Duration::from_millis(500),
-    wait_max: Duration::from_secs(30),
-};
+const BREAKER: BreakerTerms =
+    BreakerTerms { failures: 1, wait_min: Duration::from_millis(500), wait_max: Duration::from_secs(30) };
 /// Peers that are remembered; those that nobody asked for longest go first.
 const MAX_PEERS: usize = 1024;
 /// A connection that nobody used for so long is closed.

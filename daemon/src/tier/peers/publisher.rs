@@ -122,7 +122,8 @@ impl Publisher {
 
     async fn announce(&self) -> bool {
         let said = self.directory.announce(&self.address, Instant::now() + self.timeout).await;
-        said.inspect_err(|error| tracing::debug!(%error, "the directory was not told where this daemon is")).is_ok()
+        said.inspect_err(|error| tracing::debug!(%error, "the directory was not told where this daemon is"))
+            .is_ok()
     }
 
     /// Adds the next chunks of the round.

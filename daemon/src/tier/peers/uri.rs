@@ -59,7 +59,9 @@ impl FromStr for DirectoryUri {
         let (kind, tls, database) = match scheme {
             "redis" | "valkey" => (DirectoryKind::Single, false, path),
             "rediss" | "valkeys" => (DirectoryKind::Single, true, path),
-            "redis+cluster" | "rediss+cluster" => (DirectoryKind::Cluster, scheme.starts_with("rediss"), path),
+            "redis+cluster" | "rediss+cluster" => {
+                (DirectoryKind::Cluster, scheme.starts_with("rediss"), path)
+            }
             "redis+sentinel" | "rediss+sentinel" => {
                 let (service, database) = path.split_once('/').unwrap_or((path, ""));
                 if service.is_empty() {
@@ -82,7 +84,8 @@ impl FromStr for DirectoryUri {
         let (username, password) = match login {
             None => (None, None),
             Some(login) => {
-                let (user, password) = login.split_once(':').ok_or(BadUri("write USER:PASSWORD@ or :PASSWORD@"))?;
+                let (user, password) =
+                    login.split_once(':').ok_or(BadUri("write USER:PASSWORD@ or :PASSWORD@"))?;
                 (Some(unescape(user)?).filter(|user| !user.is_empty()), Some(unescape(password)?))
             }
         };
@@ -105,7 +108,9 @@ impl DirectoryUri {
     /// The servers' addresses.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = ConnectionAddr> {
         self.hosts.iter().map(|(host, port)| match self.tls {
-            true => ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None },
+            true => {
+                ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None }
+            }
             false => ConnectionAddr::Tcp(host.clone(), *port),
         })
     }
@@ -205,8 +210,19 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused() {
         for text in [
-            "", "localhost:6379", "http://a", "redis://", "redis://a,b", "redis://a:99999", "redis://a/x", "redis://a/-1",
-            "redis://user@a", "redis://u:%4@a", "redis+sentinel://a:1", "redis+cluster://a/1", "redis://a?db=1",
+            "",
+            "localhost:6379",
+            "http://a",
+            "redis://",
+            "redis://a,b",
+            "redis://a:99999",
+            "redis://a/x",
+            "redis://a/-1",
+            "redis://user@a",
+            "redis://u:%4@a",
+            "redis+sentinel://a:1",
+            "redis+cluster://a/1",
+            "redis://a?db=1",
         ] {
             assert!(text.parse::<DirectoryUri>().is_err(), "{text}");
         }

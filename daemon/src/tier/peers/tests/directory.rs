@@ -40,7 +40,9 @@ async fn those_that_have_expired_make_room() {
     eventually("there is room", async || {
         late.apply(&publish, soon()).await.unwrap();
         late.apply(&[Change::Withdraw(listed(0, chunk(2)))], soon()).await.unwrap();
-        asking.find(a(), 0, &[chunk(1)], soon()).await.unwrap().holders[0].iter().any(|h| h.daemon == late.me())
+        asking.find(a(), 0, &[chunk(1)], soon()).await.unwrap().holders[0]
+            .iter()
+            .any(|h| h.daemon == late.me())
     })
     .await;
 }
@@ -93,16 +95,17 @@ async fn an_entry_is_as_small_as_the_page_says() {
     let directory = directory_of(&Setup::on(redis.uri()));
     let used = || -> u64 {
         let info = redis.command(&["INFO", "memory"]);
-        let line = info.lines().find_map(|line| line.strip_prefix("used_memory_dataset:"));
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
         line.unwrap().trim().parse().unwrap()
     };
     let before = used();
-    let count = 20_000;
-    let changes: Vec<_> = (0..count).map(|n| Change::Publish(listed(0, chunk(n)), honest_entry(chunk(0)))).collect();
+    let count = 50_000;
+    let changes: Vec<_> =
+        (0..count).map(|n| Change::Publish(listed(0, chunk(n)), honest_entry(chunk(0)))).collect();
     for some in changes.chunks(1000) {
         directory.apply(some, soon()).await.unwrap();
     }
     let each = (used() - before) / u64::from(count);
     println!("{each} bytes for an entry of one holder");
-    assert!(each < 200, "{each} bytes");
+    assert!((50..200).contains(&each), "{each} bytes");
 }

@@ -17,7 +17,9 @@ fn is_clean(node: &Node) {
 async fn is_forgotten(fake: &FakePeer, node: &Node, chunk: ChunkId) {
     let other = &node.tier.directory;
     eventually("its word is taken out", async || {
-        other.find(a(), 0, &[chunk], soon()).await.unwrap().holders[0].iter().all(|h| h.daemon != fake.directory.me())
+        other.find(a(), 0, &[chunk], soon()).await.unwrap().holders[0]
+            .iter()
+            .all(|h| h.daemon != fake.directory.me())
     })
     .await;
 }
@@ -46,8 +48,7 @@ async fn a_stale_word_costs_one_fetch_and_is_taken_out() {
 async fn wrong_bytes_of_every_kind_are_kept_from_everybody_and_open_the_breaker() {
     let redis = Redis::start();
     let setup = Setup::on(redis.uri());
-    let kinds =
-        [Manner::FlippedByte, Manner::OtherBytes, Manner::WrongSize, Manner::TooLong, Manner::Gap];
+    let kinds = [Manner::FlippedByte, Manner::OtherBytes, Manner::WrongSize, Manner::TooLong, Manner::Gap];
     for (n, manner) in (0..).zip(kinds) {
         let chunk = chunk(n);
         let node = Node::start(&setup).await;
@@ -59,7 +60,10 @@ async fn wrong_bytes_of_every_kind_are_kept_from_everybody_and_open_the_breaker(
         is_clean(&node);
         is_forgotten(&fake, &node, chunk).await;
         // Even if it says so again: it is not believed for a while.
-        fake.directory.apply(&[Change::Publish(listed(0, chunk), honest_entry(chunk))], soon()).await.unwrap();
+        fake.directory
+            .apply(&[Change::Publish(listed(0, chunk), honest_entry(chunk))], soon())
+            .await
+            .unwrap();
         assert!(!node.finds(chunk).await, "{manner:?}");
         assert_eq!(fake.asked(), 1);
     }

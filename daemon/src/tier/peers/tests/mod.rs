@@ -1,11 +1,11 @@
 //! Daemons of this process on real Redis servers: engine, house, tier and gRPC server each, without the rest.
 
 mod directory;
-mod fake;
 mod failures;
+mod fake;
 mod outages;
 #[path = "../../../../../tests/src/redis.rs"]
-#[expect(unreachable_pub, missing_docs, dead_code, reason = "the whole-system tests' file")]
+#[expect(unreachable_pub, dead_code, reason = "the whole-system tests' file")]
 mod redis;
 mod resets;
 mod sharing;
@@ -149,7 +149,8 @@ impl Node {
                 coverage_bits: FULL,
                 bytes: bytes.len() as u64,
             };
-            let ReserveAnswer::Reserved(id) = self.engine.reserve(self.session, a(), &[ask]).unwrap()[0] else {
+            let ReserveAnswer::Reserved(id) = self.engine.reserve(self.session, a(), &[ask]).unwrap()[0]
+            else {
                 panic!("{chunk} is not reserved")
             };
             let mut writer = self.engine.begin_write(self.session, id.get()).unwrap();
@@ -190,7 +191,6 @@ impl Node {
         dir
     }
 }
-
 
 fn engine_config(dir: &TempDir, slots: u64) -> EngineConfig {
     EngineConfig {

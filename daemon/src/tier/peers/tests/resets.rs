@@ -58,7 +58,8 @@ async fn a_publish_that_waited_while_the_reset_came_is_not_found_after_it() {
     .await;
     // Taken out of the engine before, said after.
     let entry = honest_entry(chunk(1));
-    let late = super::super::publisher::Op::Publish { namespace: a(), epoch: before.epoch, chunk: chunk(1), entry };
+    let late =
+        super::super::publisher::Op::Publish { namespace: a(), epoch: before.epoch, chunk: chunk(1), entry };
     assert!(two.tier.outbox.put(late));
     two.store(chunk(2)).await;
     one.has_found(chunk(2)).await;
