@@ -10,9 +10,10 @@ use hashbrown::HashMap;
 use tender_proto::{ChunkId, Coverage, NamespaceDigest, v1};
 use tokio::time::timeout_at;
 
+use super::PeerTier;
 use super::directory::{Change, Listed};
 use super::entry::{DaemonId, Entry, Fingerprint, Holder};
-use super::{Candidate, Candidates, PeerTier, chunk_bytes};
+use super::seek::{Candidate, Candidates, chunk_bytes};
 use crate::engine::Toured;
 use crate::index::Walk;
 

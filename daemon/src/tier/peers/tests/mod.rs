@@ -5,7 +5,7 @@ mod failures;
 mod fake;
 mod outages;
 #[path = "../../../../../tests/src/redis.rs"]
-#[expect(unreachable_pub, missing_docs, dead_code, reason = "the whole-system tests' file")]
+#[expect(unreachable_pub, dead_code, reason = "the whole-system tests' file")]
 mod redis;
 mod resets;
 mod sharing;

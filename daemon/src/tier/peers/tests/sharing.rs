@@ -156,7 +156,7 @@ async fn a_daemon_that_drains_offers_what_only_it_has_and_is_found_no_more() {
     let taken = [&two, &three].map(|node| node.counter(|peers| &peers.offers_taken));
     assert_eq!(taken.iter().sum::<u64>(), 9);
     let alive = directory.others_alive(10, soon()).await.unwrap();
-    assert_eq!(alive.len(), 2);
+    assert_eq!(alive.len(), 2, "and it does not come back");
     for n in 1..10 {
         let holders = directory.find(a(), 0, &[chunk(n)], soon()).await.unwrap().holders;
         assert!(holders[0].iter().all(|holder| alive.contains(&holder.daemon)), "chunk {n}: {holders:?}");
