@@ -320,42 +320,56 @@ impl Rig {
         }
     }
 
-    /// Lets the scheduler measure a slow engine: 1000 tokens take at least 200 ms.
+    /// Lets the scheduler measure a slow engine: 128 tokens take at least half a second.
     fn measure_slow_engine(&self) {
-        let tokens = self.request("slow", 1000);
+        let tokens = self.request("slow", 128);
         let step = |scheduled_tokens, new_tokens| StepInput {
             requests: vec![ScheduledRequest {
                 id: "slow".into(),
                 computed_tokens: 0,
                 scheduled_tokens,
                 new_tokens,
-                blocks: BlockUpdate::Replace(table(1000)),
+                blocks: BlockUpdate::Replace(table(128)),
                 states: Vec::new(),
             }],
             preempted: Vec::new(),
         };
-        self.scheduler.step(step(1000, tokens));
-        std::thread::sleep(Duration::from_millis(200));
+        self.scheduler.step(step(128, tokens));
+        std::thread::sleep(Duration::from_millis(500));
         self.scheduler.step(step(1, Vec::new()));
         let rate = self.scheduler.counters().prefill_tokens_per_second;
-        assert!((1..=5000).contains(&rate), "{rate}");
+        assert!((1..=256).contains(&rate), "{rate}");
     }
+}
+
+/// All chunks from `first` up to `end`, which the daemon expects after so long, and that take so long.
+fn chunks(
+    first: usize,
+    end: usize,
+    expected_ms: u64,
+    takes_ms: Option<u64>,
+) -> Vec<(usize, u64, Option<u64>)> {
+    (first..end).map(|at| (at, expected_ms, takes_ms)).collect()
+}
+
+fn patient(config: &mut ClientConfig) {
+    config.fetch_wait = Duration::from_secs(20);
 }
 
 #[test]
 fn a_fetch_faster_than_computing_is_waited_for_and_the_hit_grows() {
-    let (rig, tokens) = with_below(|_| {}, 10_001, &[0, 1], &[(2, 50, Some(50)), (3, 50, Some(80))]);
+    let (rig, tokens) = with_below(patient, 5_001, &[0, 1], &chunks(2, 49, 50, Some(80)));
     rig.measure_slow_engine();
     let (found, later) = rig.schedule("a", &tokens);
-    assert_eq!(found, Match::Hit(400));
+    assert_eq!(found, Match::Hit(4900));
     assert!(later >= 1);
     rig.eventually("leases of answers before are given back", |rig| rig.daemon.leases() == 1);
-    rig.scheduler.allocated("a", &table(10_001), 400);
+    rig.scheduler.allocated("a", &table(5_001), 4900);
     let counters = rig.scheduler.counters();
     assert_eq!((counters.fetch_waits, counters.late_fetch_waits), (1, 0));
     assert!(counters.fetch_wait_ms >= 40, "{counters:?}");
-    assert_eq!((counters.queries, counters.hit_tokens), (1, 400));
-    assert_eq!(counters.missed_chunks, 96, "each chunk once, however often it was asked for");
+    assert_eq!((counters.queries, counters.hit_tokens), (1, 4900));
+    assert_eq!(counters.missed_chunks, 1, "once, however often it was asked for");
 }
 
 #[test]
@@ -382,10 +396,12 @@ fn chunks_that_add_nothing_to_the_hit_are_not_waited_for() {
 
 #[test]
 fn field_23_a_wait_ends_at_its_bound_with_what_is_there() {
-    let bound = |config: &mut ClientConfig| config.fetch_wait = Duration::from_millis(300);
-    let (rig, tokens) = with_below(bound, 10_001, &[0, 1], &[(2, 20, Some(20)), (3, 20, None)]);
+    let bound = |config: &mut ClientConfig| config.fetch_wait = Duration::from_secs(1);
+    let mut below = chunks(3, 50, 20, None);
+    below.push((2, 20, Some(20)));
+    let (rig, tokens) = with_below(bound, 5_001, &[0, 1], &below);
     rig.measure_slow_engine();
-    // 9800 tokens take seconds: only the bound ends this. Its own chunk came meanwhile.
+    // 4800 tokens would take seconds: only the bound ends this. One chunk came meanwhile.
     let begun = Instant::now();
     let (found, _) = rig.schedule("a", &tokens);
     assert_eq!(found, Match::Hit(300));
@@ -400,22 +416,22 @@ fn field_23_a_wait_ends_at_its_bound_with_what_is_there() {
 #[test]
 fn nobody_waits_where_the_user_does_not_want_it() {
     let never = |config: &mut ClientConfig| config.fetch_wait = Duration::ZERO;
-    let (rig, tokens) = with_below(never, 10_001, &[], &[(0, 1, None)]);
+    let (rig, tokens) = with_below(never, 5_001, &[], &[(0, 1, None)]);
     rig.measure_slow_engine();
     assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::None);
 }
 
 #[test]
 fn an_abort_while_waiting_leaves_no_lease_and_counts_its_time() {
-    let (rig, tokens) = with_below(|_| {}, 10_001, &[0, 1], &[(2, 1000, None)]);
+    let (rig, tokens) = with_below(patient, 5_001, &[0, 1], &chunks(2, 50, 1000, None));
     rig.measure_slow_engine();
     assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
     std::thread::sleep(Duration::from_millis(60));
     // The question that is asked again may be under way.
     assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
     let end = Finish {
-        num_tokens: 10_001,
-        prompt_tokens: 10_001,
+        num_tokens: 5_001,
+        prompt_tokens: 5_001,
         computed_tokens: 0,
         aborted: true,
         blocks: table(0),
@@ -429,8 +445,11 @@ fn an_abort_while_waiting_leaves_no_lease_and_counts_its_time() {
 
 #[test]
 fn a_daemon_that_falls_silent_during_a_wait_ends_it_with_what_was_there() {
-    let quick = |config: &mut ClientConfig| config.lookup_deadline = Duration::from_millis(200);
-    let (rig, tokens) = with_below(quick, 10_001, &[0, 1], &[(2, 1900, None)]);
+    let quick = |config: &mut ClientConfig| {
+        patient(config);
+        config.lookup_deadline = Duration::from_secs(1);
+    };
+    let (rig, tokens) = with_below(quick, 5_001, &[0, 1], &chunks(2, 50, 1900, None));
     rig.measure_slow_engine();
     assert_eq!(rig.scheduler.match_prefix("a", &tokens, 0), Match::Later);
     rig.daemon.play(Trick::Stall);
