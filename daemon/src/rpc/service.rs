@@ -210,7 +210,7 @@ impl Shared {
         if refused.contains(&Some(Reason::Throttled)) {
             self.access.note("reserve", identity, Reason::Throttled, "it stores faster than its quota");
         }
-        if answers.iter().any(|answer| *answer == ReserveAnswer::Refused(Reason::OverQuota)) {
+        if answers.contains(&ReserveAnswer::Refused(Reason::OverQuota)) {
             let why = "its quota is full of what is in use or being stored";
             self.access.note("reserve", identity, Reason::OverQuota, why);
         }
