@@ -24,6 +24,7 @@ mod stats;
 mod tests;
 mod writer;
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -57,6 +58,8 @@ pub(crate) const BESIDE_SEGMENTS_BYTES: u64 = namespaces::ROOM_BYTES;
 const QUEUE_SEGMENTS: u64 = 1;
 /// A write that takes longer has failed, whatever becomes of it.
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
+/// For the threads to end. What they do takes milliseconds, a sync at the end seconds.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 /// Chunks that a lookup asks the index for before others have their turn.
 const TURN_CHUNKS: usize = 1024;
 
@@ -66,9 +69,11 @@ pub(crate) struct Disk {
     shared: Arc<Shared>,
     budget: Arc<WriteBudget>,
     reads: Arc<Semaphore>,
-    // Before the thread: it ends when this has gone.
-    jobs: Sender<Job>,
-    _threads: Vec<Thread>,
+    /// Gone when the writer is to end.
+    jobs: Option<Sender<Job>>,
+    /// Every thread has it until it ends.
+    recovery: Arc<Recovery>,
+    threads: Vec<Thread>,
 }
 
 impl Disk {
@@ -88,15 +93,32 @@ impl Disk {
         let mut threads = recovery.start().map_err(failed("start a thread for"))?;
         let (jobs, todo) = channel();
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&budget));
-        let write = move || writer.run(&recovery, &todo);
+        let first = Arc::clone(&recovery);
+        let write = move || writer.run(&first, &todo);
         threads.push(thread("disk-write", write).map_err(failed("start a thread for"))?);
         let reads = Arc::new(Semaphore::new(config.reads));
-        Ok(Self { shared, budget, reads, jobs, _threads: threads })
+        Ok(Self { shared, budget, reads, jobs: Some(jobs), recovery, threads })
     }
 
     /// One moment's numbers.
     pub(crate) fn stats(&self) -> DiskStats {
         self.shared.stats()
+    }
+
+    fn send(&self, job: Job) -> bool {
+        self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
+    }
+
+    /// Whether all threads end in time.
+    fn ended(&self, patience: Duration) -> bool {
+        let give_up = Instant::now() + patience;
+        while Arc::strong_count(&self.recovery) > 1 {
+            if Instant::now() >= give_up {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     fn look(&self, keys: &mut Keys, descriptor: &Descriptor, chunk: ChunkId) -> Option<Available> {
@@ -146,6 +168,13 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
+        self.jobs = None;
+        let threads = std::mem::take(&mut self.threads);
+        if !self.ended(END_PATIENCE) {
+            tracing::error!("the disk hangs: what the disk tier was writing is left behind");
+            // Nobody waits for them; the folder stays locked until they end.
+            _ = ManuallyDrop::new(threads);
+        }
     }
 }
 
@@ -241,7 +270,7 @@ impl Tier for Disk {
             Err(kept) => return kept,
         };
         let (reply, kept) = oneshot::channel();
-        if self.jobs.send(Job::Keep(Box::new(chunk), reply)).is_err() {
+        if !self.send(Job::Keep(Box::new(chunk), reply)) {
             return Kept::Failed;
         }
         match timeout(KEEP_PATIENCE, kept).await {
@@ -266,7 +295,7 @@ impl Tier for Disk {
 
     async fn drain(&self, deadline: Instant) {
         let (reply, flushed) = oneshot::channel();
-        if self.jobs.send(Job::Flush(reply)).is_ok() {
+        if self.send(Job::Flush(reply)) {
             _ = timeout_at(deadline.into(), flushed).await;
         }
     }

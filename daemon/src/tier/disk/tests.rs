@@ -195,7 +195,7 @@ async fn after_a_reset_nothing_of_before_is_found_also_by_the_next_daemon() {
     rig.disk.reset(&rig.namespace()).await.unwrap();
     // A record that was waiting for its turn meanwhile.
     let (reply, kept) = oneshot::channel();
-    rig.disk.jobs.send(Job::Keep(Box::new(under_way), reply)).unwrap();
+    assert!(rig.disk.send(Job::Keep(Box::new(under_way), reply)));
     assert_eq!(kept.await, Ok(Kept::Unwanted));
     drop(late);
     for n in [1, 2] {
@@ -323,4 +323,19 @@ async fn a_drain_returns_when_all_is_on_the_medium_or_at_its_deadline() {
     rig.disk.drain(soon()).await;
     rig.disk.drain(Instant::now()).await;
     rig.fetch(chunk(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_end_does_not_wait_for_a_disk_that_hangs() {
+    let rig = Rig::new();
+    rig.keep(chunk(1)).await;
+    // As a thread that never comes back from the disk.
+    let hangs = Arc::clone(&rig.disk.recovery);
+    assert!(!rig.disk.ended(Duration::from_millis(5)));
+    drop(hangs);
+    let (jobs, _) = channel();
+    let mut rig = rig;
+    rig.disk.jobs = Some(jobs);
+    assert!(rig.disk.ended(Duration::from_secs(60)), "the writer ends when nobody has work for it");
+    assert_eq!(rig.keep(chunk(2)).await, Kept::Failed);
 }
