@@ -55,6 +55,8 @@ impl Group {
     }
     /// Starts one.
     pub(crate) fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        // Those that have ended leave nothing behind, also where nobody asks for room.
+        while self.tasks.try_join_next().is_some() {}
         self.tasks.spawn(work.instrument(tracing::debug_span!("task", name = self.name)));
     }
     /// Lets go of those that have ended.
