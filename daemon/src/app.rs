@@ -189,8 +189,13 @@ impl RunningApp {
         engine.set_quotas(access.quotas());
         _ = slot.set(Arc::clone(&engine));
         let (resets, addresses) = (watch::Sender::new(0), addresses_of(&doors)?);
-        let around =
-            Surroundings { engine: &engine, metrics: &metrics, addresses: &addresses, resets: &resets };
+        let around = Surroundings {
+            engine: &engine,
+            metrics: &metrics,
+            addresses: &addresses,
+            resets: &resets,
+            tls: tls.as_ref(),
+        };
         let tiers = Tiers::open(&config, around).await.inspect_err(stop)?;
         if let Some(stack) = &tiers.stack {
             _ = stack_slot.set(Arc::clone(stack));

@@ -229,7 +229,7 @@ impl Access {
     }
 
     /// Without a policy file.
-    #[cfg(feature = "fuzzing")]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn open() -> Self {
         Self { path: None, policy: ArcSwap::from_pointee(Policy::open()), audit: Audit::default() }
     }

@@ -16,6 +16,7 @@ use crate::tier::disk::Disk;
 use crate::tier::peers::{self, Forget, PeerTier, Place};
 use crate::tier::shared::SharedTier;
 use crate::tier::{Stack, Tier};
+use crate::tls::Tls;
 
 /// For a daemon that ends to let go of its disk.
 const FOLDER_PATIENCE: Duration = Duration::from_secs(5);
@@ -28,6 +29,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) addresses: &'a [Listen],
     /// Tells clients that namespaces were reset.
     pub(super) resets: &'a watch::Sender<u64>,
+    /// The daemon's certificates, if it has any.
+    pub(super) tls: Option<&'a Arc<Tls>>,
 }
 
 /// All of them.
@@ -87,6 +90,7 @@ fn open_peers(
     let place = Place {
         address: peers.reached_at(around.addresses).ok_or(AppError::Unreachable)?,
         generations: arena.keep.then(|| arena.place.with_added_extension("generations")),
+        tls: around.tls.cloned(),
     };
     let house = Arc::new(House::open(around.engine).map_err(AppError::Tiers)?);
     let forget = forget_through(stack, around.resets.clone());

@@ -344,8 +344,7 @@ fn peers(settings: &Settings) -> Result<Option<PeersConfig>, ConfigError> {
         advertise,
         entries_per_second: at_least_one("directory-publish-rate", rate)?,
     };
-    let reachable =
-        |listen: &Listen| matches!(listen, Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host());
+    let reachable = |listen: &Listen| matches!(listen, Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host());
     if config.advertise.is_none() && !settings.listen.iter().flatten().any(reachable) {
         let advice = "other daemons must reach this one: listen at tls://HOST:PORT of this host, or give --advertise \
                       tls://HOST:PORT";

@@ -110,7 +110,6 @@ impl Tls {
 
     /// For a connection to another daemon: this daemon's certificate is shown, the other's must be of an authority of
     /// `client_ca` and have `name` among its alternative names. Bounded by `limit`.
-    #[allow(dead_code, reason = "connections to other daemons use it where there are any")]
     pub(crate) fn client(&self, name: &str, limit: Duration) -> ClientTlsConfig {
         self.current.load().client.clone().domain_name(name).timeout(limit)
     }

@@ -41,6 +41,7 @@ use crate::config::Listen;
 use crate::engine::House;
 use crate::metrics::Metrics;
 use crate::task::{Task, spawn};
+use crate::tls::Tls;
 use directory::Directory;
 use entry::{DaemonId, Entry, Fingerprint};
 use generations::Generations;
@@ -92,12 +93,14 @@ impl PeersConfig {
 }
 
 /// Where this daemon is and what it keeps beside its arena.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// tcp://HOST:PORT or tls://HOST:PORT, as other daemons connect.
     pub(crate) address: String,
     /// Where the namespaces' generations are written down; `None` where the arena does not outlive the daemon.
     pub(crate) generations: Option<PathBuf>,
+    /// What it shows to those that are reached by TLS, if it has certificates.
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
 /// The tier.
@@ -129,7 +132,7 @@ pub(crate) fn start(
     let link = Link::new(&config.directory, config.timeout)?;
     let directory = Arc::new(Directory::new(link, &config.prefix, DaemonId::random(), config.ttl));
     let generations = Arc::new(Generations::new(Arc::clone(&house), forget, place.generations));
-    let pool = Arc::new(Pool::default());
+    let pool = Arc::new(Pool::new(place.tls));
     let publisher = Publisher {
         engine: Arc::clone(house.engine()),
         directory: Arc::clone(&directory),

@@ -11,6 +11,7 @@ use tender_proto::v1::peer_client::PeerClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::breaker::{Breaker, BreakerTerms};
+use crate::tls::Tls;
 
 /// A peer that failed is skipped at once: there are others, and computing.
 const BREAKER: BreakerTerms =
@@ -28,12 +29,15 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     peers: Mutex<HashMap<Box<str>, Arc<Peer>>>,
+    /// What this daemon shows to others, if it has certificates.
+    tls: Option<Arc<Tls>>,
 }
 
 /// One other daemon, by its address.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: Box<str>,
+    tls: Option<Arc<Tls>>,
     breaker: Mutex<Breaker>,
     connection: Mutex<Connection>,
     /// Nanoseconds for each KiB lately; 0 for unknown.
@@ -47,6 +51,11 @@ struct Connection {
 }
 
 impl Pool {
+    /// No connection yet.
+    pub(crate) fn new(tls: Option<Arc<Tls>>) -> Self {
+        Self { peers: Mutex::default(), tls }
+    }
+
     /// The peer at this address, known before or not.
     pub(crate) fn peer(&self, address: &str) -> Arc<Peer> {
         let mut peers = self.peers.lock();
@@ -58,7 +67,7 @@ impl Pool {
         {
             peers.remove(&oldest.address);
         }
-        let peer = Arc::new(Peer::new(address));
+        let peer = Arc::new(Peer::new(address, self.tls.clone()));
         peers.insert(address.into(), Arc::clone(&peer));
         peer
     }
@@ -75,21 +84,22 @@ impl Pool {
 }
 
 impl Peer {
-    fn new(address: &str) -> Self {
+    fn new(address: &str, tls: Option<Arc<Tls>>) -> Self {
         Self {
             address: address.into(),
+            tls,
             breaker: Mutex::new(Breaker::new(BREAKER)),
             connection: Mutex::new(Connection { channel: None, used: Instant::now() }),
             nanos_per_kib: AtomicU64::new(0),
         }
     }
     /// A client over the peer's one connection, which is made with the first call.
-    pub(crate) fn client(&self) -> Result<PeerClient<Channel>, tonic::transport::Error> {
+    pub(crate) fn client(&self) -> Result<PeerClient<Channel>, ConnectError> {
         let mut connection = self.connection.lock();
         connection.used = Instant::now();
         let channel = match &connection.channel {
             Some(channel) => channel.clone(),
-            None => connection.channel.insert(connect_peer(&self.address)?).clone(),
+            None => connection.channel.insert(connect_peer(&self.address, self.tls.as_deref())?).clone(),
         };
         Ok(PeerClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES))
     }
@@ -131,9 +141,32 @@ impl Peer {
     }
 }
 
-/// A connection to another daemon. The only place that makes one.
-fn connect_peer(address: &str) -> Result<Channel, tonic::transport::Error> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))?
+/// Why there can be no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    /// It asks for a certificate.
+    #[error(
+        "it is reached by TLS only, and this daemon has no certificate: give it --tls-cert and --tls-key"
+    )]
+    NoCertificate,
+    /// What stands in the directory is no address, or this daemon's certificate cannot be used.
+    #[error(transparent)]
+    Transport(#[from] tonic::transport::Error),
+}
+
+/// A connection to another daemon: `tls://HOST:PORT`, or without encryption `tcp://HOST:PORT`. The only place that makes
+/// one.
+fn connect_peer(address: &str, tls: Option<&Tls>) -> Result<Channel, ConnectError> {
+    let (scheme, place) = address.split_once("://").unwrap_or(("tcp", address));
+    let mut endpoint = if scheme == "tls" {
+        let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+        let tls = tls.ok_or(ConnectError::NoCertificate)?;
+        let shown = tls.client(host.trim_matches(['[', ']']), CONNECT_TIMEOUT);
+        Endpoint::from_shared(format!("https://{place}"))?.tls_config(shown)?
+    } else {
+        Endpoint::from_shared(format!("http://{place}"))?
+    };
+    endpoint = endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .initial_stream_window_size(HTTP2_STREAM_WINDOW_BYTES)
@@ -170,10 +203,10 @@ mod tests {
 
     #[test]
     fn the_faster_one_ranks_before_the_slower_one_and_chance_only_mixes_equals() {
-        let (fast, slow) = (Peer::new("a:1"), Peer::new("b:1"));
+        let (fast, slow) = (Peer::new("a:1", None), Peer::new("b:1", None));
         fast.answered(1 << 20, Duration::from_millis(1));
         slow.answered(1 << 20, Duration::from_millis(10));
         assert!((0..1000).all(|_| fast.rank() < slow.rank()));
-        assert_eq!(Peer::new("c:1").rank(), 0);
+        assert_eq!(Peer::new("c:1", None).rank(), 0);
     }
 }

@@ -23,11 +23,13 @@ use super::directory::{Change, Directory, Listed};
 use super::entry::{DaemonId, Entry, Fingerprint};
 use super::link::Link;
 use super::{PeerTier, PeersConfig, Place, start};
+use crate::access::Access;
 use crate::clock::SystemClock;
 use crate::engine::tests::{FULL, SLOT_BYTES, a, bytes_of, chunk, descriptor};
 use crate::engine::{
     ArenaConfig, Engine, EngineConfig, House, ReserveAnswer, ReserveAsk, ResetScope, Stored,
 };
+use crate::fair::Fair;
 use crate::metrics::Metrics;
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
@@ -107,7 +109,8 @@ impl Node {
         let metrics = Arc::new(Metrics::new());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let place = Place { address: address.clone(), generations: Some(dir.path().join("generations")) };
+        let place =
+            Place { address: address.clone(), generations: Some(dir.path().join("generations")), tls: None };
         let forgetting = Arc::clone(&engine);
         let forget = Arc::new(move |namespace| {
             forgetting.reset(ResetScope::One(namespace));
@@ -118,6 +121,8 @@ impl Node {
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
             stack: None,
+            access: Arc::new(Access::open()),
+            fair: Fair::new(2),
             metrics: Arc::clone(&metrics),
             phase: watched,
             resets: watch::Sender::new(0),

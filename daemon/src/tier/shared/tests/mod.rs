@@ -137,6 +137,7 @@ fn descriptor(groups: &[&[u64]]) -> Descriptor {
         layout_fingerprint: [1; 32],
         ranks: RankGeometry::SINGLE,
         key_chain_version: 1,
+        domain: String::new(),
     }
 }
 
