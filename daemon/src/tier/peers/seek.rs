@@ -101,7 +101,7 @@ impl PeerTier {
             let address = self.addresses.get(&holder.daemon).flatten()?;
             // An address of its own is one of a daemon before it.
             let usable = *address != *self.address && self.pool.peer(&address).allows();
-            usable.then(|| Candidate { holder: *holder, coverage, address })
+            usable.then_some(Candidate { holder: *holder, coverage, address })
         };
         let mut list: Vec<_> = holders.iter().filter_map(candidate).collect();
         list.sort_by_key(|candidate| std::cmp::Reverse(candidate.coverage.count()));

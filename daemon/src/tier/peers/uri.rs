@@ -125,9 +125,8 @@ impl DirectoryUri {
 /// Default port 6379.
 fn host(text: &str) -> Option<(String, u16)> {
     let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !host.ends_with(':') && !(host.contains(':') && !host.ends_with(']')) => {
-            (host, port.parse().ok()?)
-        }
+        // The last colon of an IPv6 address without brackets begins no port.
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse().ok()?),
         _ => (text, 6379),
     };
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
