@@ -212,9 +212,10 @@ impl Simulation<'_> {
     fn say(&mut self, now_s: f64, daemon: usize, chunk: u64) {
         let holders = self.directory.entry(chunk).or_default();
         let until_s = now_s + self.fleet.ttl_s;
+        let room = holders.len() < self.fleet.max_holders;
         match holders.iter_mut().find(|(holder, _)| *holder == daemon) {
             Some(word) => word.1 = until_s,
-            None if holders.len() < self.fleet.max_holders => holders.push((daemon, until_s)),
+            None if room => holders.push((daemon, until_s)),
             None => {}
         }
     }
