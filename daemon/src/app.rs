@@ -396,11 +396,12 @@ impl RunningApp {
     async fn idle_within(&self, grace: Duration) {
         let deadline = Instant::now() + grace;
         loop {
-            // First, so that what ends in between is not subtracted.
+            // What of its own began or ended in between is not subtracted.
+            let (_, leases_before, reservations_before) = self.held_by_tiers();
             let stats = self.engine.stats();
-            let (_, own_leases, own_reservations) = self.held_by_tiers();
-            let leases = stats.leases.saturating_sub(own_leases);
-            let reservations = stats.reservations.saturating_sub(own_reservations);
+            let (_, leases_after, reservations_after) = self.held_by_tiers();
+            let leases = stats.leases.saturating_sub(leases_before.min(leases_after));
+            let reservations = stats.reservations.saturating_sub(reservations_before.min(reservations_after));
             if leases == 0 && reservations == 0 {
                 return;
             }

@@ -222,7 +222,7 @@ impl Keeper {
         let Some(tier) = self.running.tiers.get(self.at) else { return };
         let Some(namespace) = self.running.house.namespace(namespace) else { return };
         let current = || self.running.is_current(&namespace);
-        let kept = self.calls.run(namespace.digest, current, async {
+        let kept = self.calls.run(&namespace, current, async {
             let open = self.running.house.read(&namespace, chunk)?;
             let bytes = open.parts.iter().map(|part| part.as_ref().len() as u64).sum();
             let keeping = tier.keep(&namespace, chunk, &open);

@@ -7,10 +7,15 @@ use parking_lot::Mutex;
 use tender_proto::NamespaceDigest;
 use tokio::sync::watch;
 
-/// How many are under way, by namespace.
+use super::TierNamespace;
+
+/// A namespace in one epoch.
+type Key = (NamespaceDigest, u32);
+
+/// How many are under way, by namespace and epoch.
 #[derive(Debug)]
 pub(super) struct Calls {
-    under_way: Mutex<HashMap<NamespaceDigest, usize>>,
+    under_way: Mutex<HashMap<Key, usize>>,
     /// A namespace was reset.
     resets: watch::Sender<u64>,
     /// A call has ended.
@@ -20,23 +25,23 @@ pub(super) struct Calls {
 /// Counts one while it lives.
 struct UnderWay<'a> {
     calls: &'a Calls,
-    namespace: NamespaceDigest,
+    key: Key,
 }
 
 impl<'a> UnderWay<'a> {
-    fn begin(calls: &'a Calls, namespace: NamespaceDigest) -> Self {
-        *calls.under_way.lock().entry(namespace).or_default() += 1;
-        Self { calls, namespace }
+    fn begin(calls: &'a Calls, key: Key) -> Self {
+        *calls.under_way.lock().entry(key).or_default() += 1;
+        Self { calls, key }
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut under_way = self.calls.under_way.lock();
-        if let Some(count) = under_way.get_mut(&self.namespace) {
+        if let Some(count) = under_way.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
-                under_way.remove(&self.namespace);
+                under_way.remove(&self.key);
             }
         }
         drop(under_way);
@@ -57,12 +62,12 @@ impl Calls {
     /// was reset before or meanwhile.
     pub(super) async fn run<T>(
         &self,
-        namespace: NamespaceDigest,
+        namespace: &TierNamespace,
         is_current: impl Fn() -> bool,
         call: impl Future<Output = T>,
     ) -> Option<T> {
         // Counted first: a reset that this does not see waits for it.
-        let _under_way = UnderWay::begin(self, namespace);
+        let _under_way = UnderWay::begin(self, (namespace.digest, namespace.epoch));
         let mut resets = self.resets.subscribe();
         tokio::pin!(call);
         loop {
@@ -81,10 +86,11 @@ impl Calls {
         self.resets.send_modify(|resets| *resets += 1);
     }
 
-    /// Waits until no call for this namespace is under way, except those that began after its reset.
-    pub(super) async fn quiet(&self, namespace: NamespaceDigest) {
+    /// Waits until no call for this namespace is under way that began in an epoch before.
+    pub(super) async fn quiet(&self, namespace: &TierNamespace) {
         let mut ends = self.ends.subscribe();
-        while self.under_way.lock().contains_key(&namespace) {
+        let before = |&(digest, epoch): &Key| digest == namespace.digest && epoch != namespace.epoch;
+        while self.under_way.lock().keys().any(before) {
             if ends.changed().await.is_err() {
                 return;
             }

@@ -239,16 +239,18 @@ impl Fetches {
         }
     }
 
-    /// These namespaces have begun a new epoch: what was wanted in the one before is not wanted any more.
-    pub(super) fn forget(&self, namespaces: &[NamespaceDigest]) {
+    /// These namespaces have begun a new epoch: what was wanted in one before is not wanted any more.
+    pub(super) fn forget(&self, namespaces: &[TierNamespace]) {
+        let is_over = |digest: NamespaceDigest, epoch: u32| {
+            namespaces.iter().any(|namespace| namespace.digest == digest && namespace.epoch != epoch)
+        };
         let mut guard = self.inner.lock();
-        let inner = &mut *guard;
-        for lane in &mut inner.lanes {
-            lane.queue.retain(|fetch| !namespaces.contains(&fetch.namespace.digest));
+        let Inner { lanes, wanted, bytes, .. } = &mut *guard;
+        for lane in lanes.iter_mut() {
+            lane.queue.retain(|fetch| !is_over(fetch.namespace.digest, fetch.namespace.epoch));
         }
-        let (lanes, bytes) = (&mut inner.lanes, &mut inner.bytes);
-        inner.wanted.retain(|(digest, _), wanted| {
-            let stays = !namespaces.contains(digest);
+        wanted.retain(|&(digest, _), wanted| {
+            let stays = !is_over(digest, wanted.epoch);
             if !stays {
                 give_back(lanes, bytes, wanted);
             }

@@ -156,11 +156,10 @@ impl Stack {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err(crate::session::draining()) };
         let namespaces = running.namespaces(scope)?;
-        let digests: Vec<_> = namespaces.iter().map(|namespace| namespace.digest).collect();
         inner.calls.look_again();
-        inner.fetches.forget(&digests);
+        inner.fetches.forget(&namespaces);
         for namespace in &namespaces {
-            let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace.digest)).await;
+            let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace)).await;
             quiet.map_err(|_| not_forgotten("a tier", namespace, "a call under way did not end"))?;
             for tier in &running.tiers {
                 let name = tier.kind().name();
@@ -336,7 +335,7 @@ impl Inner {
     async fn run(&self, running: &Running, fetch: &Fetch) -> End {
         let current = || running.is_current(&fetch.namespace);
         let bringing = self.bring(running, fetch);
-        self.calls.run(fetch.namespace.digest, current, bringing).await.unwrap_or(End::GivenUp)
+        self.calls.run(&fetch.namespace, current, bringing).await.unwrap_or(End::GivenUp)
     }
 
     /// From the tier that has it, else from one of those behind.
@@ -360,6 +359,7 @@ impl Inner {
                     match why {
                         FetchError::Refused(reason) => return End::Failed(Some(reason)),
                         FetchError::Corrupt => last = Some(Reason::BadDigest),
+                        _ if Instant::now() >= fetch.deadline => break,
                         _ => {}
                     }
                 }
