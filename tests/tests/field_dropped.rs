@@ -174,10 +174,11 @@ impl World {
         v1::LookupRequest {
             session_id: self.session.clone(),
             namespace: self.namespace(),
-            chunks: Self::all_chunks().iter().map(ChunkId::to_message).collect(),
+            chunks: Self::all_chunks().into_iter().map(ChunkId::to_message).collect(),
             lease,
             lease_ms: 0,
             locate: lease,
+            fetch: true,
         }
     }
     fn reserve(&self, parts: &[(ChunkId, u16)]) -> v1::ReserveRequest {

@@ -4,7 +4,6 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use proptest::prelude::*;
 use tender_proto::{
     BlocksPerChunk, ChainHash, ChunkId, ContentDigest, Coverage, Descriptor, Group, GroupIndex, GroupKind,

@@ -167,13 +167,16 @@ fn a_socket_path_leaves_room_for_the_descriptor_socket() {
 
 #[test]
 fn a_directory_needs_an_address_that_others_can_reach() {
-    let with = |more: &[&str]| load(&[&["--directory", "redis://localhost"], more].concat());
+    let given = ["--directory", "redis://localhost", "--allow-plaintext-tcp"];
+    let with = |more: &[&str]| load(&[&given, more].concat());
     assert!(with(&[]).is_err(), "a Unix socket is nothing for another host");
     assert!(with(&["--listen", "tcp://0.0.0.0:7070"]).is_err());
     assert!(with(&["--listen", "tcp://[::]:7070"]).is_err());
     assert!(with(&["--listen", "tcp://10.0.0.1:0"]).unwrap().peers.unwrap().advertise.is_none());
     let peers = with(&["--listen", "tcp://0.0.0.0:7070", "--advertise", "tcp://node-7:7070"]).unwrap().peers;
-    assert_eq!(peers.unwrap().reached_at(&[]).as_deref(), Some("node-7:7070"));
+    assert_eq!(peers.unwrap().reached_at(&[]).as_deref(), Some("tcp://node-7:7070"));
+    let peers = with(&["--listen", "tcp://0.0.0.0:7070", "--advertise", "tls://node-7:7070"]).unwrap().peers;
+    assert_eq!(peers.unwrap().reached_at(&[]).as_deref(), Some("tls://node-7:7070"));
     for bad in ["tcp://0.0.0.0:7070", "tcp://node-7:0", "unix:/run/x.sock"] {
         assert!(with(&["--advertise", bad]).is_err(), "{bad}");
     }
@@ -186,7 +189,7 @@ fn what_cannot_be_a_directory_is_refused_by_line() {
     let text = "[directory]\nuri = \"http://localhost\"\n";
     let error = toml(text).unwrap_err().to_string();
     assert!(error.contains("line 2") && error.contains("redis://"), "{error}");
-    let reachable = "listen = [\"tcp://10.0.0.1:1\"]\n[directory]\nuri = \"redis://u:secret@localhost\"\n";
+    let reachable = "listen = [\"tcp://10.0.0.1:1\"]\nallow_plaintext_tcp = true\n[directory]\nuri = \"redis://u:secret@localhost\"\n";
     for (more, good) in [
         ("", true),
         ("ttl = \"1s\"", false),

@@ -179,11 +179,11 @@ impl Stack {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err("the daemon ends".to_owned()) };
         running.house.engine().reset(ResetScope::One(namespace));
-        inner.calls.look_again();
-        inner.fetches.forget(&[namespace]);
-        let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace)).await;
-        quiet.map_err(|_| "a call under way did not end".to_owned())?;
         let Some(now) = running.house.namespace(namespace) else { return Ok(()) };
+        inner.calls.look_again();
+        inner.fetches.forget(std::slice::from_ref(&now));
+        let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(&now)).await;
+        quiet.map_err(|_| "a call under way did not end".to_owned())?;
         for tier in running.tiers.iter().filter(|tier| tier.kind() == TierKind::Disk) {
             let reset = tokio::time::timeout(RESET_TIME, tier.reset(&now)).await;
             reset.unwrap_or_else(|_| Err("the disk did not answer in time".to_owned()))?;
