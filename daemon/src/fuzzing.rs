@@ -29,6 +29,7 @@ impl InProcess {
         let (sender, phase) = watch::channel(Phase::Serving);
         let shared = Shared {
             engine,
+            stack: None,
             metrics: Arc::new(Metrics::new()),
             phase,
             resets: watch::Sender::new(0),
