@@ -106,7 +106,7 @@ impl Site {
         let place = format!("tcp://{}:7070", hosts.address(host));
         let mut program = ChildDaemon::with_setup(&Setup::default(), dir.path());
         program.args(["--listen", &place, "--allow-plaintext-tcp", "--advertise", &place]);
-        program.args(["--directory-uri", &directory.uri, "--log-level", "warn"]).args(flags);
+        program.args(["--directory", &directory.uri, "--log-level", "warn"]).args(flags);
         let process = hosts.on(host, &program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let site = Self { process: process.expect("ip runs"), dir };
         wait_for("tenderd is ready", async || {

@@ -17,7 +17,7 @@ RECOVERY = [["sleep", "8"]]
 
 def _daemon(hosts: Hosts, host: int, folder: Path, directory: Directory) -> Daemon:
     place = f"tcp://{hosts.address(host)}:7070"
-    flags = ["--listen", place, "--allow-plaintext-tcp", "--advertise", place, "--directory-uri", directory.uri]
+    flags = ["--listen", place, "--allow-plaintext-tcp", "--advertise", place, "--directory", directory.uri]
     return Daemon(folder, on=hosts.on(host), flags=flags)
 
 
