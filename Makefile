@@ -9,7 +9,8 @@ PYTHON := .venv/bin/python
 # binary needs libpython; its Rust is tested through the wheel.
 CRATES := --workspace --exclude tender-kv
 # Planted mistakes and faults are features: one set of them for all tests that need any, so that there is one build.
-MISTAKES := -p tender-tests -p tender-client --features tender-tests/mutants,tender-tests/faults,tender-client/mutants
+MISTAKES := -p tender-tests -p tender-client -p tender-daemon \
+	--features tender-tests/mutants,tender-tests/faults,tender-client/mutants,tender-daemon/faults
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
 .PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture oracle soak test-python test-vllm bench sanitize clean
@@ -54,23 +55,19 @@ test-kernels: setup ## Compile the CUDA kernels for every architecture; no GPU i
 test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'
 ifeq ($(NEXTEST),yes)
-	cargo nextest run --locked $(CRATES) --no-fail-fast
+	TENDER_TESTS_BUILT=1 cargo nextest run --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
-	cargo test --locked $(MISTAKES) --lib every_rule_of_order
-	@printf '\n=== A disk that fails\n'
-	cargo test --locked -p tender-daemon --features faults --lib tier::disk::faults
+	cargo test --locked $(MISTAKES) --lib -- every_rule_of_order tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
-	cargo test --locked $(CRATES) --no-fail-fast
+	TENDER_TESTS_BUILT=1 cargo test --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
-	cargo test --locked $(MISTAKES) --lib every_rule_of_order
-	@printf '\n=== A disk that fails\n'
-	cargo test --locked -p tender-daemon --features faults --lib tier::disk::faults
+	cargo test --locked $(MISTAKES) --lib -- every_rule_of_order tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
 endif

@@ -298,6 +298,8 @@ fn peer_families(peers: &PeerCounters) -> Vec<PeerFamily> {
     ]
 }
 
+type TierNumber = fn(&TierStats) -> u64;
+
 fn tier_metrics(out: &mut Out<'_>, tiers: &[TierStats]) -> std::fmt::Result {
     let name = |tier: &TierStats| tier.kind.name().to_owned();
     let rows = |value: fn(&TierStats) -> u64| tiers.iter().map(move |tier| (vec![name(tier)], value(tier)));
@@ -327,7 +329,7 @@ fn tier_metrics(out: &mut Out<'_>, tiers: &[TierStats]) -> std::fmt::Result {
     out.gauges("tender_tier_latency_us", "Measured: a fetch's time beyond its bytes' share", label, latency)?;
     let rate = rows(|t| t.lane.bytes_per_second);
     out.gauges("tender_tier_bytes_per_second", "Measured: what a tier brings in all", label, rate)?;
-    let outcomes: [(&str, fn(&TierStats) -> u64); 5] = [
+    let outcomes: [(&str, TierNumber); 5] = [
         ("kept", |t| t.keeps.kept),
         ("unwanted", |t| t.keeps.unwanted),
         ("throttled", |t| t.keeps.throttled),

@@ -290,8 +290,7 @@ async fn field_23_a_pending_chunk_ends_with_its_daemon_and_in_one_that_stood_sti
     let outcome = session.put(frames.clone()).await.unwrap()[0];
     assert_eq!((outcome.stored, refused(outcome.refused)), (false, Some(Reason::UnknownReservation)));
     frames[0].session_id = old;
-    let outcome = session.put(frames).await.unwrap()[0];
-    assert_eq!((outcome.stored, refused(outcome.refused)), (false, Some(Reason::UnknownSession)));
+    assert_eq!(reason(session.put(frames).await), Reason::UnknownSession);
     assert_eq!(session.states(namespace, &all).await, expected);
     session.must_store(&descriptor, all[1], fixture::PART, full).await;
     at_rest(&session.client).await;

@@ -62,8 +62,9 @@ async fn field_39_of_many_writers_of_a_key_one_stores_it_and_the_others_are_spar
     for round in 0..ROUNDS {
         let chunks: Vec<_> = (0..KEYS).map(|key| fixture::chunk(round * KEYS + key)).collect();
         let mut writers = JoinSet::new();
-        for session in sessions.iter().cloned() {
-            let (descriptor, chunks) = (Arc::clone(&descriptor), chunks.clone());
+        for session in &sessions {
+            let (session, descriptor, chunks) =
+                (Arc::clone(session), Arc::clone(&descriptor), chunks.clone());
             writers.spawn(async move { write_all(&session, &descriptor, &chunks).await });
         }
         let tallies = writers.join_all().await;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tender_proto::{ChunkId, NamespaceDigest};
 
 use super::{Core, Engine};
-use crate::index::Walk;
 
 /// Hears it on the thread that did it, which holds no lock then; it must not wait. What a reset forgets is not told
 /// chunk by chunk.
@@ -18,11 +17,6 @@ pub(crate) trait Watcher: fmt::Debug + Send + Sync {
 }
 
 impl Engine {
-    /// The next READY chunk of a walk through all of them; `None` at its end. Nobody counts this as a use.
-    pub(crate) fn next_ready(&self, walk: &mut Walk) -> Option<(NamespaceDigest, ChunkId)> {
-        self.core.index.next_ready(walk).map(|stored| (stored.namespace.digest, stored.chunk))
-    }
-
     /// Tells this one from now on. There is one for an engine's life: false if there was one already.
     pub(crate) fn watch(&self, watcher: Arc<dyn Watcher>) -> bool {
         self.core.watcher.set(watcher).is_ok()

@@ -97,12 +97,6 @@ impl Behind {
         }
     }
 
-    /// Waits for room in the peers' queue; false when there is none such or it has ended.
-    pub(super) async fn tell_peers(&self, namespace: NamespaceDigest, chunk: ChunkId) -> bool {
-        let Some(lane) = self.lanes.iter().find(|lane| lane.kind == TierKind::Peers) else { return false };
-        lane.news.send(News::Ready(namespace, chunk, None)).await.is_ok()
-    }
-
     /// By tier, in the order of the stack.
     pub(super) fn stats(&self) -> Vec<KeepStats> {
         let one = |lane: &Entrance| KeepStats {

@@ -101,7 +101,6 @@ impl Stack {
             inner.tasks.lock().spawn(keeper.work(queue));
         }
         engine.watch(behind);
-        inner.tasks.lock().spawn(tell_of_restored(running, Arc::clone(&inner.behind)));
         Ok(Self { inner })
     }
 
@@ -405,16 +404,6 @@ impl Running {
                     "its tiers cannot be told what to forget: reset it while an engine uses it",
                 )),
             },
-        }
-    }
-}
-
-/// Peers that a daemon before had told of its chunks hear of them again: what they know expires.
-async fn tell_of_restored(running: Arc<Running>, behind: Arc<Behind>) {
-    let mut walk = crate::index::Walk::default();
-    while let Some((namespace, chunk)) = running.house.engine().next_ready(&mut walk) {
-        if !behind.tell_peers(namespace, chunk).await {
-            return;
         }
     }
 }

@@ -84,11 +84,10 @@ pub struct PeersConfig {
 impl PeersConfig {
     /// tcp://HOST:PORT or tls://HOST:PORT where others reach a daemon that listens at these addresses; `None` where nobody could.
     pub(crate) fn reached_at(&self, listening: &[Listen]) -> Option<String> {
-        let listener = listening.iter().find_map(|address| match address {
-            Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host() => Some(address),
-            _ => None,
-        });
-        self.advertise.as_ref().or(listener).map(ToString::to_string)
+        let of_one_host =
+            |address: &&Listen| matches!(address, Listen::Tcp(at) | Listen::Tls(at) if at.is_one_host());
+        let listener = || listening.iter().find(of_one_host);
+        self.advertise.as_ref().or_else(listener).map(ToString::to_string)
     }
 }
 
