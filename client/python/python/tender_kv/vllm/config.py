@@ -1,7 +1,8 @@
 """`kv_connector_extra_config`, as a user writes it, checked once.
 
-Keys of the client (`transport`, `load_deadline`, `staging_bytes`, `tls`, `token_file`, ...) are handed on as they are: their names, defaults
-and checks live in the Rust client. The keys that only this connector knows are the fields of `Settings`.
+Keys of the client (`transport`, `load_deadline`, `staging_bytes`, `tls`, `token_file`, ...) are handed on as they
+are: their names, defaults and checks live in the Rust client. The keys that only this connector knows are the fields
+of `Settings`.
 """
 
 from __future__ import annotations
