@@ -388,7 +388,7 @@ const CALLS: [(&str, usize); 14] = [
     ("abort", 8),
     ("put", 20),
     ("get", 11),
-    ("descriptors", 2),
+    ("descriptors", 1),
     ("ping", 2),
     ("stats", 2),
     ("reset", 8),
