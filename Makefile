@@ -9,8 +9,10 @@ PYTHON := .venv/bin/python
 # binary needs libpython; its Rust is tested through the wheel.
 CRATES := --workspace --exclude tender-kv
 # Planted mistakes and faults are features: one set of them for all tests that need any, so that there is one build.
-MISTAKES := -p tender-tests -p tender-client -p tender-daemon \
+# All crates each time: with a part of them cargo would build every dependency once more, for that part's features.
+MISTAKES := $(CRATES) \
 	--features tender-tests/mutants,tender-tests/faults,tender-client/mutants,tender-daemon/faults
+LOOM := $(CRATES) --features tender-daemon/loom,tender-client/loom
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
 .PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture oracle soak test-python test-vllm bench sanitize clean
@@ -60,7 +62,7 @@ ifeq ($(NEXTEST),yes)
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
 	cargo test --locked $(MISTAKES) --lib -- every_rule_of_order tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
-	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
+	cargo test --locked $(LOOM) --lib models::
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
@@ -69,7 +71,7 @@ else
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
 	cargo test --locked $(MISTAKES) --lib -- every_rule_of_order tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
-	cargo test --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib models::
+	cargo test --locked $(LOOM) --lib models::
 endif
 
 fuzz: ## Every fuzz target for MINUTES (20) under libFuzzer, JOBS (1) at one time; what is found is listed at the end
