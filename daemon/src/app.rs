@@ -215,6 +215,7 @@ impl RunningApp {
             max_calls_per_connection: config.max_calls_per_connection,
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
+            doubts: Arc::new(Semaphore::new(1)),
         });
         if resident {
             phase.send_replace(Phase::Serving);

@@ -14,6 +14,8 @@ use tokio::sync::oneshot;
 
 /// What a tenant may do in one round: about as long as a frame.
 const QUANTUM_BYTES: u64 = 1 << 20;
+/// As much as a turn can cost.
+const MOST_CHARGED_BYTES: u64 = 64 * QUANTUM_BYTES;
 /// A tenant that made a call counts as present for this long.
 const PRESENT_MS: u64 = 1000;
 
@@ -74,8 +76,10 @@ impl Fair {
         }
     }
 
-    /// Asks for a turn to work on some bytes.
+    /// Asks for a turn to work on some bytes. The number is the caller's word: no turn costs more than
+    /// [`MOST_CHARGED_BYTES`], or one call could ask for more rounds than anybody can go.
     pub(crate) fn ask(self: &Arc<Self>, tenant: u64, bytes: u64) -> Asked {
+        let bytes = bytes.min(MOST_CHARGED_BYTES);
         let alone = self.now_ms() >= self.shared_until_ms.load(Ordering::Relaxed);
         let mut state = self.state.lock();
         if alone && state.queues.is_empty() {
@@ -188,6 +192,16 @@ mod tests {
             Asked::Later(receiver) => receiver,
             Asked::Now(_) => panic!("the slot was taken"),
         }
+    }
+
+    #[test]
+    fn a_call_that_claims_all_bytes_there_are_gets_its_turn_like_another() {
+        let (fair, turn) = contended();
+        let mut liar = wait(&fair, 1, u64::MAX);
+        let mut other = wait(&fair, 2, 1);
+        drop(turn);
+        drop(other.try_recv().unwrap());
+        drop(liar.try_recv().unwrap());
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl InProcess {
             max_calls_per_connection: 1,
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(1)),
+            doubts: Arc::new(Semaphore::new(1)),
             peers: None,
         };
         Self { shared: Arc::new(shared), _phase: sender }

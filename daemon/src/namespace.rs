@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hashbrown::HashMap;
+use tender_proto::limits::MAX_NAME_BYTES;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
 
 use crate::admission::Budget;
@@ -17,6 +18,9 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 fn first_epoch() -> u32 {
     rand::random::<u32>() >> 1 | 1
 }
+
+/// Names that one namespace may have at one time.
+const MAX_NAMES: usize = 8;
 
 /// One registered namespace.
 #[derive(Debug)]
@@ -141,7 +145,19 @@ impl Namespaces {
         let descriptor = if domain.is_empty() { descriptor } else { descriptor.in_domain(domain) };
         let digest = if domain.is_empty() { digest } else { descriptor.digest() };
         let pinned_name = pinned_name.map(|name| (descriptor.domain.clone(), name.to_owned()));
+        if let Some((_, name)) = pinned_name.as_ref().filter(|(_, name)| name.len() > MAX_NAME_BYTES) {
+            let subject = format!("a name of {} bytes for a namespace", name.len());
+            return Err(Refusal::new(Reason::Malformed, subject, format!("use at most {MAX_NAME_BYTES}")));
+        }
         let mut inner = self.inner.write();
+        let named = |digest| inner.by_name.values().filter(|&&other| other == digest).count();
+        if let Some(name) = &pinned_name
+            && !inner.by_name.contains_key(name)
+            && named(digest) >= MAX_NAMES
+        {
+            let subject = format!("one name more than {MAX_NAMES} for the namespace {claimed}");
+            return Err(Refusal::new(Reason::TooMany, subject, "use one of those that it has"));
+        }
         if let Some(name) = &pinned_name
             && let Some(other) = inner.by_name.get(name).filter(|&&other| other != digest)
         {

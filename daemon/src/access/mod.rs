@@ -255,6 +255,11 @@ impl Access {
         limited.map(|tenant| (Arc::clone(&tenant.spec.domain), tenant.spec.storage)).collect()
     }
 
+    /// Whether there is no policy: then nobody may name a domain, also not to read what one had stored under a policy.
+    pub(crate) fn is_open(&self) -> bool {
+        self.policy.load().open.is_some()
+    }
+
     /// Who makes a call. `peer` is `None` for what no connection brought.
     pub(crate) fn identify(
         &self,

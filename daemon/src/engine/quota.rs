@@ -21,9 +21,8 @@ impl Core {
             return false;
         }
         while !within(*quota, &all) {
-            if !self.index.evict_oldest_in(domain) {
-                return within(*quota, &all);
-            }
+            let Some(evicted) = self.index.evict_oldest_in(domain) else { return within(*quota, &all) };
+            self.tell(|watcher| watcher.lost(evicted.namespace, evicted.chunk));
         }
         true
     }

@@ -147,6 +147,10 @@ impl Core {
         }
         let permit = Permit::take(&self.inflight, &session.budget, ask.bytes).map_err(Door::Refused)?;
         let permit = permit.counted_in(&namespace.inflight);
+        // Before room is made in the arena: a domain at its quota makes it among its own.
+        if !self.keep_to_quota(namespace) {
+            return Err(Door::Refused(Reason::OverQuota));
+        }
         let extent = self.allocate(ask.bytes).ok_or(Door::Refused(Reason::NoSpace))?;
         let id = self.reservations.next_id().map_err(Door::Refused)?;
         let held = self.index.hold(wanted, id, now + self.config.reservation, |place, deadline| {

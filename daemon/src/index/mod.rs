@@ -365,7 +365,7 @@ impl Index {
 
     /// The same among those of one domain. It looks at every evictable chunk that is older than the victim, and is for
     /// domains that are at their quota.
-    pub(crate) fn evict_oldest_in(&self, domain: &str) -> bool {
+    pub(crate) fn evict_oldest_in(&self, domain: &str) -> Option<Evicted> {
         let oldest = |&shard_index: &ShardIndex| {
             let shard = self.lock(shard_index);
             let mut slot = shard.lru.oldest();
@@ -386,15 +386,16 @@ impl Index {
                 evictable && entry.used_at == used_at && entry.namespace.descriptor.domain == domain
             };
             let Some(entry) = shard.slab.get(slot).filter(same) else { continue };
-            let (hash, namespace) = (self.hash(entry.key()), Arc::clone(&entry.namespace));
+            let (hash, namespace, chunk) =
+                (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
             drop(shard);
             namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            return version.is_some();
+            return version.map(|_freed| Evicted { namespace: namespace.digest, chunk });
         }
-        false
+        None
     }
 
     /// Arena bytes that evicting everything evictable would free.

@@ -56,7 +56,9 @@ impl v1::admin_server::Admin for AdminService {
             // The successor may not know of it: the caller must ask again.
             return Err(self.0.refuse_here("reset", draining()));
         }
-        self.0.resets.send_modify(|count| *count += 1);
+        if scope.is_some() {
+            self.0.resets.send_modify(|count| *count += 1);
+        }
         if let (Some(stack), Some(scope)) = (&self.0.stack, scope) {
             stack.forget(scope).await.map_err(|no| self.0.refuse_here("reset", no))?;
         }

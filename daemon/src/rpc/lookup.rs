@@ -183,6 +183,7 @@ mod tests {
                 max_calls_per_connection: config.max_calls_per_connection,
                 refusals: RefusalLog::default(),
                 copies: Arc::new(Semaphore::new(1)),
+                doubts: Arc::new(Semaphore::new(1)),
             };
             let session = bench.session();
             Self { bench, tier, shared, session }

@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub(crate) refusals: RefusalLog,
     /// Commits that copy and hash at one time; more would only take the cores from lookups.
     pub(crate) copies: Arc<Semaphore>,
+    /// Of one: whoever looks into what readers doubt.
+    pub(crate) doubts: Arc<Semaphore>,
     /// What answers other daemons; `None` where no directory is configured.
     pub(crate) peers: Option<Arc<PeerTier>>,
 }

@@ -42,7 +42,10 @@ impl PeerService {
             ));
         }
         // Of another generation, or unknown: as if nothing was ever stored.
-        let Some(namespace) = self.tier.serving(namespace, request.generation) else {
+        let serving = self.tier.serving(namespace, request.generation);
+        // Without a policy nobody gets at what a domain stored while there was one.
+        let open = self.shared.access.is_open();
+        let Some(namespace) = serving.filter(|ns| !open || ns.descriptor.domain.is_empty()) else {
             let missing = vec![ChunkAnswer::Miss(Reason::NeverStored); chunks.len()];
             return Ok(GetStream::for_peer(&self.shared, identity, &missing, |_| 1, None));
         };
@@ -71,8 +74,12 @@ impl v1::peer_server::Peer for PeerService {
 
     async fn offer(&self, request: Request<v1::OfferRequest>) -> Result<Response<v1::OfferResponse>, Status> {
         let begin = Instant::now();
-        self.shared.identify_peer("offer", &request)?;
+        let identity = self.shared.identify_peer("offer", &request)?;
         let offer = read_offer(&request.into_inner()).map_err(|no| self.shared.refuse_here("offer", no))?;
+        if self.shared.access.is_open() && !offer.descriptor.domain.is_empty() {
+            let no = self.shared.access.deny("offer", &identity, "it names a domain, and there is no policy");
+            return Err(self.shared.refuse_here("offer", no));
+        }
         let busy = || {
             let no = Refusal::new(Reason::Throttled, "an offer", "offer it to another daemon");
             self.shared.refuse_here("offer", no)

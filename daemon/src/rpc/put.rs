@@ -19,9 +19,10 @@ pub(super) async fn receive(
     identity: &Identity,
     mut frames: Streaming<v1::PutFrame>,
 ) -> Result<Vec<StoreAnswer>, Status> {
-    let Some(first) = frames.message().await.map_err(|status| broken(shared, &status))? else {
-        return Ok(Vec::new());
-    };
+    // Nothing is reserved by this call yet, so nothing else bounds the wait.
+    let patience = Instant::now() + shared.engine.config().reservation;
+    let Ok(first) = timeout_at(patience, frames.message()).await else { return Ok(Vec::new()) };
+    let Some(first) = first.map_err(|status| broken(shared, &status))? else { return Ok(Vec::new()) };
     let session =
         shared.session_of(identity, &first.session_id).map_err(|no| shared.refuse_here("put", no))?;
     let mut receiver = Receiver::new(&shared.engine, session, shared.max_frame_bytes);

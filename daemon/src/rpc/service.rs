@@ -1,5 +1,6 @@
 //! The calls of `tender.v1.Store`, each thin: decode, engine, encode.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Instant;
@@ -110,7 +111,9 @@ impl v1::store_server::Store for StoreService {
             self.0.check_right("reserve", &identity, Want::Write, session, namespace)?;
             let in_time = |item: &v1::ReserveItem| {
                 let ask = convert::reserve_ask(item)?;
-                if identity.tenant.may_store(ask.bytes) { Ok(ask) } else { Err(Reason::Throttled) }
+                // More than can be stored is refused for its size; the word alone must not cost a tenant its rate.
+                let bytes = ask.bytes.min(self.0.engine.max_part_bytes());
+                if identity.tenant.may_store(bytes) { Ok(ask) } else { Err(Reason::Throttled) }
             };
             let (asks, refused) = convert::sort_out(&raw.items, in_time);
             // An epoch that no namespace reaches is as stale as one that is over.
@@ -243,16 +246,20 @@ impl Shared {
     }
 }
 
-/// Looks into what a reader doubts, beside the answer to it. When all hands are busy the doubt is forgotten: whoever
-/// reads the chunk next will tell of it again.
+/// Chunks that one call may have looked into.
+const MOST_DOUBTS: usize = 64;
+
+/// Looks into what a reader doubts, beside the answer to it: one call's doubts at one time, and each chunk once. Other
+/// doubts are forgotten meanwhile: whoever reads the chunk next will tell of it again.
 fn doubt_aside(shared: &Arc<Shared>, session: SessionId, request: &v1::ReleaseRequest) {
     if request.suspects.is_empty() {
         return;
     }
-    let Ok(turn) = Arc::clone(&shared.copies).try_acquire_owned() else { return };
-    let doubted = request.suspects.iter().take(shared.engine.config().max_batch_chunks).map(|suspect| {
-        let index = usize::try_from(suspect.chunk_index).unwrap_or(usize::MAX);
-        shared.engine.suspects(session, suspect.lease_id, &[index])
+    let Ok(turn) = Arc::clone(&shared.doubts).try_acquire_owned() else { return };
+    let suspects = request.suspects.iter().map(|suspect| (suspect.lease_id, suspect.chunk_index));
+    let suspects: BTreeSet<_> = suspects.take(MOST_DOUBTS).collect();
+    let doubted = suspects.into_iter().map(|(lease, index)| {
+        shared.engine.suspects(session, lease, &[usize::try_from(index).unwrap_or(usize::MAX)])
     });
     let doubted: Vec<_> = doubted.collect();
     crate::task::aside("doubt", move || {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
@@ -142,6 +142,10 @@ fn read(config: &TlsConfig) -> Result<Loaded, TlsError> {
         source,
     })?;
     server.alpn_protocols = vec![ALPN.to_vec()];
+    // A session that is resumed brings its client certificate along unverified: each connection shows it anew, so that
+    // one that has expired opens none.
+    server.session_storage = Arc::new(NoServerSessionStorage {});
+    server.send_tls13_tickets = 0;
     let mut client = ClientTlsConfig::new()
         .identity(Identity::from_pem(text("certificate", cert)?, text("private key", key)?));
     if let Some(ca) = client_ca {

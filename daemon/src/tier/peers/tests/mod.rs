@@ -132,6 +132,7 @@ impl Node {
             max_calls_per_connection: 64,
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(1)),
+            doubts: Arc::new(Semaphore::new(1)),
             peers: Some(Arc::clone(&tier)),
         });
         let server = spawn("test server", async move {
