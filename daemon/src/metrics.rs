@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -87,7 +87,8 @@ pub(crate) struct Metrics {
     access: OnceLock<Arc<Access>>,
     calls: Family<Call, Histogram, fn() -> Histogram>,
     shared: OnceLock<Arc<SharedStats>>,
-    disk: OnceLock<Arc<Disk>>,
+    /// Not held by it: the disk lets go of its folder when its tier ends.
+    disk: OnceLock<Weak<Disk>>,
     pub(crate) peers: PeerCounters,
 }
 
@@ -123,8 +124,8 @@ impl Metrics {
         _ = self.access.set(Arc::clone(access));
     }
     /// There is a disk tier; its counters are shown from here on.
-    pub(crate) fn watch_disk(&self, disk: Arc<Disk>) {
-        _ = self.disk.set(disk);
+    pub(crate) fn watch_disk(&self, disk: &Arc<Disk>) {
+        _ = self.disk.set(Arc::downgrade(disk));
     }
     /// There is a shared store; its counters are shown from here on.
     pub(crate) fn watch_shared(&self, stats: Arc<SharedStats>) {
@@ -171,7 +172,7 @@ impl Metrics {
             engine: engine.map(Engine::stats),
             tiers: stack.map(Stack::stats).unwrap_or_default(),
             shared: self.shared.get().map(|stats| stats.counts()),
-            disk: self.disk.get().map(|disk| disk.stats()),
+            disk: self.disk.get().and_then(Weak::upgrade).map(|disk| disk.stats()),
         }));
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {

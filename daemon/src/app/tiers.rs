@@ -76,7 +76,7 @@ async fn open_disk(config: &DiskConfig, metrics: &Metrics) -> Result<Arc<dyn Tie
     let opening = blocking("open disk", move || Disk::open(&config, FOLDER_PATIENCE)).await;
     let failed = |source| AppError::System { what: "the disk's thread", source: io::Error::other(source) };
     let disk = Arc::new(opening.map_err(failed)??);
-    metrics.watch_disk(Arc::clone(&disk));
+    metrics.watch_disk(&disk);
     Ok(disk)
 }
 

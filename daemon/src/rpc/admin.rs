@@ -51,7 +51,11 @@ impl v1::admin_server::Admin for AdminService {
         };
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let scope = self.own(&identity, scope).map_err(|no| self.0.refuse_here("reset", no))?;
-        let answer = scope.map_or_else(ResetAnswer::default, |scope| self.0.engine.reset(scope));
+        let answer = match (scope, &self.0.stack) {
+            (None, _) => Ok(ResetAnswer::default()),
+            (Some(scope), None) => Ok(self.0.engine.reset(scope)),
+            (Some(scope), Some(stack)) => stack.forget(scope).await,
+        };
         if self.0.engine.is_given_away() {
             // The successor may not know of it: the caller must ask again.
             return Err(self.0.refuse_here("reset", draining()));
@@ -59,9 +63,8 @@ impl v1::admin_server::Admin for AdminService {
         if scope.is_some() {
             self.0.resets.send_modify(|count| *count += 1);
         }
-        if let (Some(stack), Some(scope)) = (&self.0.stack, scope) {
-            stack.forget(scope).await.map_err(|no| self.0.refuse_here("reset", no))?;
-        }
+        // Also after one that failed: the arena may have forgotten, and clients must learn the epoch.
+        let answer = answer.map_err(|no| self.0.refuse_here("reset", no))?;
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,
             fenced_reservations: answer.fenced_reservations,

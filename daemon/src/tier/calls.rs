@@ -16,10 +16,31 @@ type Key = (NamespaceDigest, u32);
 #[derive(Debug)]
 pub(super) struct Calls {
     under_way: Mutex<HashMap<Key, usize>>,
+    /// Namespaces that are being forgotten, and by how many at one time: no call for them begins.
+    barred: Mutex<HashMap<NamespaceDigest, usize>>,
     /// A namespace was reset.
     resets: watch::Sender<u64>,
     /// A call has ended.
     ends: watch::Sender<u64>,
+}
+
+/// Keeps calls for a namespace out while it lives.
+#[derive(Debug)]
+pub(super) struct Barred<'a> {
+    calls: &'a Calls,
+    namespace: NamespaceDigest,
+}
+
+impl Drop for Barred<'_> {
+    fn drop(&mut self) {
+        let mut barred = self.calls.barred.lock();
+        if let Some(count) = barred.get_mut(&self.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                barred.remove(&self.namespace);
+            }
+        }
+    }
 }
 
 /// Counts one while it lives.
@@ -53,6 +74,7 @@ impl Calls {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             under_way: Mutex::default(),
+            barred: Mutex::default(),
             resets: watch::Sender::new(0),
             ends: watch::Sender::new(0),
         })
@@ -71,7 +93,7 @@ impl Calls {
         let mut resets = self.resets.subscribe();
         tokio::pin!(call);
         loop {
-            if !is_current() {
+            if !is_current() || self.barred.lock().contains_key(&namespace.digest) {
                 return None;
             }
             tokio::select! {
@@ -81,16 +103,18 @@ impl Calls {
         }
     }
 
-    /// Epochs have ended: their calls end now.
-    pub(super) fn look_again(&self) {
+    /// Keeps calls for a namespace out and ends those that are under way. Until its tiers have forgotten, a call of the
+    /// new epoch would find in them what was stored in the old one.
+    pub(super) fn bar(&self, namespace: NamespaceDigest) -> Barred<'_> {
+        *self.barred.lock().entry(namespace).or_default() += 1;
         self.resets.send_modify(|resets| *resets += 1);
+        Barred { calls: self, namespace }
     }
 
-    /// Waits until no call for this namespace is under way that began in an epoch before.
-    pub(super) async fn quiet(&self, namespace: &TierNamespace) {
+    /// Waits until no call for this namespace is under way.
+    pub(super) async fn quiet(&self, namespace: NamespaceDigest) {
         let mut ends = self.ends.subscribe();
-        let before = |&(digest, epoch): &Key| digest == namespace.digest && epoch != namespace.epoch;
-        while self.under_way.lock().keys().any(before) {
+        while self.under_way.lock().keys().any(|&(digest, _)| digest == namespace) {
             if ends.changed().await.is_err() {
                 return;
             }

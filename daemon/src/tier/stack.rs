@@ -19,7 +19,7 @@ use super::calls::Calls;
 use super::fetches::{End, Fetch, Fetches, LaneStats, Sought};
 use super::{Available, FetchError, Tier, TierKind, TierNamespace};
 use crate::config::StackConfig;
-use crate::engine::{Engine, House, ResetScope};
+use crate::engine::{Engine, House, ResetAnswer, ResetScope};
 use crate::task::Group;
 
 /// How long one tier may take to forget a namespace. A reset waits for all of them.
@@ -150,26 +150,30 @@ impl Stack {
         self.inner.behind.used(namespace, chunks);
     }
 
-    /// The engine has forgotten these namespaces: so do all tiers. After `Ok` nothing that was stored before comes back.
-    pub(crate) async fn forget(&self, scope: ResetScope) -> Result<(), Refusal> {
+    /// Forgets these namespaces: the engine, and all tiers. After `Ok` nothing that was stored before comes back. While it
+    /// lasts, tiers are not asked for them: what they still hold would come back into the new epoch.
+    pub(crate) async fn forget(&self, scope: ResetScope) -> Result<ResetAnswer, Refusal> {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err(crate::session::draining()) };
-        let namespaces = running.namespaces(scope)?;
-        inner.calls.look_again();
+        let before = running.namespaces(scope)?;
+        let _barred: Vec<_> = before.iter().map(|namespace| inner.calls.bar(namespace.digest)).collect();
+        let answer = running.house.engine().reset(scope);
+        let namespaces: Vec<_> =
+            before.iter().filter_map(|namespace| running.house.namespace(namespace.digest)).collect();
         inner.fetches.forget(&namespaces);
+        let mut trouble = None;
         for namespace in &namespaces {
-            let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace)).await;
-            quiet.map_err(|_| not_forgotten("a tier", namespace, "a call under way did not end"))?;
+            if tokio::time::timeout(END_TIME, inner.calls.quiet(namespace.digest)).await.is_err() {
+                trouble =
+                    trouble.or(Some(not_forgotten("a tier", namespace, "a call under way did not end")));
+            }
             for tier in &running.tiers {
-                let name = tier.kind().name();
-                match tokio::time::timeout(RESET_TIME, tier.reset(namespace)).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(why)) => return Err(not_forgotten(name, namespace, &why)),
-                    Err(_) => return Err(not_forgotten(name, namespace, "it did not answer in time")),
+                if let Err(why) = reset(tier.as_ref(), namespace).await {
+                    trouble = trouble.or(Some(not_forgotten(tier.kind().name(), namespace, &why)));
                 }
             }
         }
-        Ok(())
+        trouble.map_or(Ok(answer), Err)
     }
 
     /// A namespace was reset elsewhere: what serves this daemon only forgets it, the engine and its disk. Those that all
@@ -177,17 +181,15 @@ impl Stack {
     pub(crate) async fn forget_here(&self, namespace: NamespaceDigest) -> Result<(), String> {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err("the daemon ends".to_owned()) };
+        let _barred = inner.calls.bar(namespace);
         running.house.engine().reset(ResetScope::One(namespace));
         let Some(now) = running.house.namespace(namespace) else { return Ok(()) };
-        inner.calls.look_again();
         inner.fetches.forget(std::slice::from_ref(&now));
-        let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(&now)).await;
-        quiet.map_err(|_| "a call under way did not end".to_owned())?;
+        let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace)).await;
         for tier in running.tiers.iter().filter(|tier| tier.kind() == TierKind::Disk) {
-            let reset = tokio::time::timeout(RESET_TIME, tier.reset(&now)).await;
-            reset.unwrap_or_else(|_| Err("the disk did not answer in time".to_owned()))?;
+            reset(tier.as_ref(), &now).await?;
         }
-        Ok(())
+        quiet.map_err(|_| "a call under way did not end".to_owned())
     }
 
     /// The daemon ends: nothing begins any more, and each tier brings to an end what would be lost.
@@ -406,6 +408,11 @@ impl Running {
             },
         }
     }
+}
+
+async fn reset(tier: &dyn Tier, namespace: &TierNamespace) -> Result<(), String> {
+    let done = tokio::time::timeout(RESET_TIME, tier.reset(namespace)).await;
+    done.unwrap_or_else(|_| Err("it did not answer in time".to_owned()))
 }
 
 /// Nobody may use up the time of those behind.
