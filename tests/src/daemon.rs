@@ -217,7 +217,13 @@ impl Daemon {
     }
     /// Another daemon takes over, as `tenderd --take-over` would.
     pub async fn take_over(self) -> Self {
-        let next = tokio::spawn(RunningApp::start(self.successor_config()));
+        self.take_over_with(|_| ()).await
+    }
+    /// The same with what only few tests choose.
+    pub async fn take_over_with(self, adjust: impl FnOnce(&mut Config)) -> Self {
+        let mut config = self.successor_config();
+        adjust(&mut config);
+        let next = tokio::spawn(RunningApp::start(config));
         let Self { app, setup, dir, .. } = self;
         let successor = app.successor().await;
         match app.hand_over(successor).await.expect("no trouble of its own") {

@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tender_client::TransportChoice;
+use tender_daemon::config::{Config, DiskConfig};
 use tender_proto::{Descriptor, Reason, v1};
-use tender_tests::daemon::{ChildDaemon, Daemon, Setup, ended};
+use tender_tests::daemon::{ChildDaemon, Daemon, SLOT_BLOCK_BYTES, Setup, ended, http_get};
 use tender_tests::model::ModelEngine;
 use tender_tests::raw::{Ask, RawClient, RawSession, Target, collect, get_item, item, reason};
 use tender_tests::successor::{RawSuccessor, place_beside};
@@ -517,4 +518,36 @@ async fn places_that_differ_are_bound_and_closed() {
     assert!(!daemon.socket().exists() && !tender_proto::shm::fd_socket_path(&daemon.socket()).exists());
     let client = RawClient::connect(&Target::Unix(other)).await.unwrap();
     assert!(client.ping().await.unwrap().ready);
+}
+
+/// The folder of the disk tier is one daemon's at a time too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_tier_goes_over_with_the_arena() {
+    let folder = tempfile::tempdir().unwrap();
+    let with_disk = |config: &mut Config| {
+        config.disk = Some(DiskConfig {
+            path: folder.path().into(),
+            bytes: 64 << 20,
+            segment_bytes: 4 << 20,
+            write_bytes_per_second: 1 << 30,
+            reads: 2,
+            discard: false,
+        });
+    };
+    let descriptor = fixture::small("disk goes over", SLOT_BLOCK_BYTES);
+    let full = fixture::full(&descriptor);
+    let daemon = Daemon::start_with(Setup::default(), with_disk).await;
+    let session = daemon.client().await.open_registered(&descriptor).await;
+    session.must_store(&descriptor, fixture::chunk(1), fixture::PART, full).await;
+    let daemon = daemon.take_over_with(with_disk).await;
+    let metrics = http_get(daemon.admin(), "/metrics").await.unwrap().1;
+    assert!(metrics.contains("tender_disk_bytes"), "the next one has it");
+    let session = daemon.client().await.open_registered(&descriptor).await;
+    let (_, bytes) = session.read(descriptor.digest(), fixture::chunk(1), fixture::PART).await.unwrap();
+    pattern::assert_same(
+        &bytes,
+        &pattern::blob(&descriptor, fixture::chunk(1), fixture::PART, full),
+        "after it",
+    );
+    daemon.stop().await;
 }
