@@ -236,19 +236,11 @@ impl Sink {
         Ok(self)
     }
 
-    /// Verifies all parts, then publishes them: one that was published without the others would be in the way of whoever
-    /// has better ones, until its reservation ends.
-    fn finish(mut self) -> Result<(), Failed> {
-        let mut parts = (0..).map(PartIndex).zip(&self.parts);
-        if !parts.all(|(part, &(_, digest))| self.filling.matches(part, digest)) {
-            return Err(Failed::Damage(Damage::Digest));
-        }
-        for (part, &(_, digest)) in (0..).map(PartIndex).zip(&self.parts) {
-            self.filling.finish(part, digest).map_err(|reason| match reason {
-                Reason::BadDigest => Failed::Damage(Damage::Digest),
-                other => Failed::Unfilled(Unfilled::Refused(other)),
-            })?;
-        }
-        Ok(())
+    fn finish(self) -> Result<(), Failed> {
+        let digests: Vec<_> = self.parts.iter().map(|&(_, digest)| digest).collect();
+        self.filling.finish_all(&digests).map_err(|reason| match reason {
+            Reason::BadDigest => Failed::Damage(Damage::Digest),
+            other => Failed::Unfilled(Unfilled::Refused(other)),
+        })
     }
 }
