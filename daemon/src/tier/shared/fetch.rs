@@ -47,7 +47,8 @@ impl SharedTier {
         if namespace.descriptor.group_of(chunk).is_err() {
             return Err(FetchError::Gone);
         }
-        if !self.breaker.allows(Instant::now()) {
+        let begun = Instant::now();
+        if !self.breaker.allows(begun) {
             add(&self.stats.skipped, 1);
             return Err(FetchError::Unavailable("the shared store did not answer and is left alone".into()));
         }
@@ -61,7 +62,7 @@ impl SharedTier {
             }
             Ok(Err((name, failed))) => Err(self.not_fetched(name, &folder, failed)),
             Err(_) => {
-                self.was_late();
+                self.was_late(begun);
                 Err(FetchError::Deadline)
             }
         }
