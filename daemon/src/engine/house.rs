@@ -222,8 +222,23 @@ impl Filling {
         self.parts.get_mut(usize::from(part.0))?.as_mut()
     }
 
-    /// Whether what is written of a part has this digest; [`Filling::finish`] says so too, but publishes.
-    pub(crate) fn matches(&self, part: PartIndex, digest: ContentDigest) -> bool {
+    /// Verifies all parts, then publishes them. One that was published without the others would be in the way of whoever
+    /// has better ones, until its reservation ends; so if any does not match, none is. Part p has the digest at index p.
+    pub(crate) fn finish_all(mut self, digests: &[ContentDigest]) -> Result<(), Reason> {
+        if digests.len() != self.parts.len() {
+            return Err(Reason::PartOutOfRange);
+        }
+        let parts = || (0..).map(PartIndex).zip(digests);
+        if !parts().all(|(part, &digest)| self.matches(part, digest)) {
+            return Err(Reason::BadDigest);
+        }
+        for (part, &digest) in parts() {
+            self.finish(part, digest)?;
+        }
+        Ok(())
+    }
+
+    fn matches(&self, part: PartIndex, digest: ContentDigest) -> bool {
         let writer = self.parts.get(usize::from(part.0)).and_then(Option::as_ref);
         writer.is_some_and(|writer| writer.matches(digest))
     }

@@ -90,14 +90,15 @@ impl Fetch {
         for (index, (part, at)) in (0..).map(PartIndex).zip(parts) {
             let writer = filling.part(index).filter(|writer| writer.bytes() == part.bytes);
             self.read_part(writer.ok_or(Stop::Corrupt)?, &segment.file, at)?;
-            if !self.shared.namespaces.is_current(self.key.namespace, self.generation) {
-                return Err(Stop::With(FetchError::Gone));
-            }
-            filling.finish(index, part.digest).map_err(|reason| match reason {
-                Reason::BadDigest => Stop::Corrupt,
-                reason => Stop::With(FetchError::Refused(reason)),
-            })?;
         }
+        if !self.shared.namespaces.is_current(self.key.namespace, self.generation) {
+            return Err(Stop::With(FetchError::Gone));
+        }
+        let digests: Vec<_> = header.parts.iter().map(|part| part.digest).collect();
+        filling.finish_all(&digests).map_err(|reason| match reason {
+            Reason::BadDigest => Stop::Corrupt,
+            reason => Stop::With(FetchError::Refused(reason)),
+        })?;
         Ok(header.parts.iter().map(|part| part.bytes).sum())
     }
 

@@ -79,7 +79,7 @@ impl Directory {
         let entry = |&chunk: &ChunkId| self.one("HGETALL", self.keys.chunk(namespace, generation, chunk));
         let mut asks = vec![self.ask_generation(namespace)];
         asks.extend(chunks.iter().map(entry));
-        let mut answers = self.link.ask(&asks, deadline).await?.into_iter();
+        let mut answers = self.link.ask(asks, deadline).await?.into_iter();
         let generation = answers.next().ok_or(LinkError::Garbage).and_then(read_generation)?;
         let now_s = now_s();
         let holders = answers.map(|answer| self.others(answer, now_s)).collect();
@@ -99,7 +99,7 @@ impl Directory {
         let expires_s = now_s().saturating_add(u32::try_from(self.ttl.as_secs()).unwrap_or(u32::MAX));
         let mut asks: Vec<_> = namespaces.iter().map(|&namespace| self.ask_generation(namespace)).collect();
         asks.extend(changes.iter().map(|change| self.ask_change(*change, expires_s)));
-        let mut answers = self.link.ask(&asks, deadline).await?.into_iter();
+        let mut answers = self.link.ask(asks, deadline).await?.into_iter();
         let generations = answers.by_ref().take(namespaces.len()).map(read_generation);
         let generations = generations.collect::<Result<Vec<_>, _>>()?;
         let crowded = changes.iter().zip(answers).filter_map(|(change, answer)| match change {
@@ -116,7 +116,7 @@ impl Directory {
         namespace: NamespaceDigest,
         deadline: Instant,
     ) -> Result<u64, LinkError> {
-        let answers = self.link.ask(&[self.ask_generation(namespace)], deadline).await?;
+        let answers = self.link.ask(vec![self.ask_generation(namespace)], deadline).await?;
         answers.into_iter().next().ok_or(LinkError::Garbage).and_then(read_generation)
     }
 
@@ -144,7 +144,7 @@ impl Directory {
         let (mut list, mut sweep) = (cmd("ZADD"), cmd("ZREMRANGEBYSCORE"));
         list.arg(self.keys.daemons()).arg(now_s + ttl_s).arg(self.me.as_bytes());
         sweep.arg(self.keys.daemons()).arg("-inf").arg(now_s);
-        self.link.ask(&[Ask(vec![mine]), Ask(vec![list, sweep])], deadline).await.map(drop)
+        self.link.ask(vec![Ask(vec![mine]), Ask(vec![list, sweep])], deadline).await.map(drop)
     }
 
     /// This daemon is no longer reached anywhere: nobody who reads its entries finds it.
@@ -152,7 +152,7 @@ impl Directory {
         let mut list = cmd("ZREM");
         list.arg(self.keys.daemons()).arg(self.me.as_bytes());
         let mine = self.one("DEL", self.keys.daemon(self.me).into_bytes());
-        self.link.ask(&[mine, Ask(vec![list])], deadline).await.map(drop)
+        self.link.ask(vec![mine, Ask(vec![list])], deadline).await.map(drop)
     }
 
     /// Where daemons are reached; `None` for those that are gone.
@@ -163,7 +163,7 @@ impl Directory {
     ) -> Result<Vec<Option<String>>, LinkError> {
         let address = |&daemon: &DaemonId| self.one("GET", self.keys.daemon(daemon).into_bytes());
         let asks: Vec<_> = daemons.iter().map(address).collect();
-        let answers = self.link.ask(&asks, deadline).await?;
+        let answers = self.link.ask(asks, deadline).await?;
         answers.into_iter().map(|answer| read(answer.into_iter().next())).collect()
     }
 
@@ -175,7 +175,7 @@ impl Directory {
     ) -> Result<Vec<DaemonId>, LinkError> {
         let mut list = cmd("ZRANGEBYSCORE");
         list.arg(self.keys.daemons()).arg(now_s()).arg("+inf").arg("LIMIT").arg(0).arg(most);
-        let answers = self.link.ask(&[Ask(vec![list])], deadline).await?;
+        let answers = self.link.ask(vec![Ask(vec![list])], deadline).await?;
         let ids: Vec<Vec<u8>> = read(answers.into_iter().flatten().next())?;
         Ok(ids.iter().filter_map(|id| DaemonId::parse(id)).filter(|&id| id != self.me).collect())
     }
@@ -188,7 +188,7 @@ impl Directory {
         }
         let key = |listed: &Listed| self.keys.chunk(listed.namespace, listed.generation, listed.chunk);
         let asks: Vec<_> = crowded.iter().map(|listed| self.one("HGETALL", key(listed))).collect();
-        let answers = self.link.ask(&asks, deadline).await?;
+        let answers = self.link.ask(asks, deadline).await?;
         let mut removals = Vec::new();
         for (listed, answer) in crowded.iter().zip(answers) {
             let (live, dead): (Vec<_>, Vec<_>) = fields(answer).into_iter().partition(|(daemon, value)| {
@@ -204,7 +204,7 @@ impl Directory {
                 removals.push(Ask(vec![remove]));
             }
         }
-        self.link.ask(&removals, deadline).await.map(drop)
+        self.link.ask(removals, deadline).await.map(drop)
     }
 
     fn others(&self, answer: Vec<Value>, now_s: u32) -> Vec<Holder> {

@@ -96,12 +96,10 @@ async fn receive(
     if Fingerprint::of(wanted.coverage, digests.iter().copied()) != wanted.fingerprint {
         return Err(Failed::Wrong("another chunk than it had published"));
     }
-    for (part, digest) in (0..).map(PartIndex).zip(digests) {
-        filling.finish(part, digest).map_err(|reason| match reason {
-            Reason::BadDigest => Failed::Wrong("bytes that do not match their digest"),
-            reason => Failed::Refused(reason),
-        })?;
-    }
+    filling.finish_all(&digests).map_err(|reason| match reason {
+        Reason::BadDigest => Failed::Wrong("bytes that do not match their digest"),
+        reason => Failed::Refused(reason),
+    })?;
     Ok(bytes)
 }
 

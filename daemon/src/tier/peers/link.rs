@@ -2,6 +2,7 @@
 //! it, and left alone for a while when it does not answer.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -13,14 +14,19 @@ use redis::sentinel::{SentinelClient, SentinelNodeConnectionInfo, SentinelServer
 use redis::{
     AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisResult, TlsMode, Value,
 };
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::timeout_at;
 
 use super::breaker::{Breaker, BreakerTerms};
 use super::uri::{DirectoryKind, DirectoryUri};
+use crate::task::Group;
 
 /// One slow answer on a busy host is no outage; three in a row are. Probes are cheap, so it is looked for soon.
 const BREAKER: BreakerTerms =
     BreakerTerms { failures: 3, wait_min: Duration::from_millis(250), wait_max: Duration::from_secs(5) };
+
+/// Questions at once that go on without their callers.
+const MOST_BEHIND: usize = 64;
 
 /// Why the directory did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +51,14 @@ pub(crate) struct Ask(pub(crate) Vec<Cmd>);
 
 /// The connection.
 pub(crate) struct Link {
+    line: Arc<Line>,
+    /// Questions whose callers could not wait any longer.
+    behind: SyncMutex<Group>,
+    places_behind: Arc<Semaphore>,
+}
+
+/// What all questions share.
+struct Line {
     route: Route,
     /// For one question, and for connecting.
     timeout: Duration,
@@ -94,46 +108,72 @@ impl Link {
                     .build()?,
             ),
         };
-        Ok(Self {
+        let line = Line {
             route,
             timeout,
             connection: Mutex::default(),
             breaker: SyncMutex::new(Breaker::new(BREAKER)),
+        };
+        Ok(Self {
+            line: Arc::new(line),
+            behind: SyncMutex::new(Group::new("directory, behind")),
+            places_behind: Arc::new(Semaphore::new(MOST_BEHIND)),
         })
     }
 
     /// Whether it is worth asking now.
     pub(crate) fn is_up(&self) -> bool {
-        self.breaker.lock().allows(Instant::now())
+        self.line.breaker.lock().allows(Instant::now())
     }
 
-    /// Asks everything in one round trip: one list of answers for each `Ask`, in order. All or nothing.
-    pub(crate) async fn ask(&self, asks: &[Ask], deadline: Instant) -> Result<Vec<Vec<Value>>, LinkError> {
-        if !self.breaker.lock().take_turn(Instant::now()) {
+    /// Asks everything in one round trip: one list of answers for each `Ask`, in order. All or nothing. A caller in a
+    /// hurry says nothing of the directory: the question goes on without, and the breaker hears how that ended.
+    pub(crate) async fn ask(&self, asks: Vec<Ask>, deadline: Instant) -> Result<Vec<Vec<Value>>, LinkError> {
+        if asks.is_empty() {
+            return Ok(Vec::new());
+        }
+        if !self.line.breaker.lock().take_turn(Instant::now()) {
             return Err(LinkError::BreakerOpen);
         }
-        let outcome = self.ask_now(asks, deadline).await;
-        match &outcome {
-            Ok(_) => self.breaker.lock().succeeded(),
-            Err(_) => self.breaker.lock().failed(Instant::now()),
+        let line = Arc::clone(&self.line);
+        let mut asking = Box::pin(async move {
+            let outcome = line.ask(&asks, None).await;
+            match &outcome {
+                Ok(_) => line.breaker.lock().succeeded(),
+                Err(_) => line.breaker.lock().failed(Instant::now()),
+            }
+            outcome
+        });
+        if let Ok(outcome) = timeout_at(deadline.into(), &mut asking).await {
+            return outcome;
         }
-        outcome
+        if let Ok(place) = Arc::clone(&self.places_behind).try_acquire_owned() {
+            self.behind.lock().spawn(async move {
+                _ = asking.await;
+                drop(place);
+            });
+        }
+        Err(LinkError::Deadline)
     }
 
-    /// The same for an operator who waits for the outcome: asked whatever happened before.
+    /// The same for an operator who waits for the outcome: asked whatever happened before, and not after the deadline.
     pub(crate) async fn ask_now(
         &self,
         asks: &[Ask],
         deadline: Instant,
     ) -> Result<Vec<Vec<Value>>, LinkError> {
-        if asks.is_empty() {
-            return Ok(Vec::new());
-        }
+        self.line.ask(asks, Some(deadline)).await
+    }
+}
+
+impl Line {
+    /// Without a deadline, as long as an answer may take.
+    async fn ask(&self, asks: &[Ask], deadline: Option<Instant>) -> Result<Vec<Vec<Value>>, LinkError> {
         let longest = Instant::now() + self.timeout;
-        let hurried = deadline < longest;
-        let deadline = deadline.min(longest);
+        let hurried = deadline.is_some_and(|deadline| deadline < longest);
+        let deadline = deadline.map_or(longest, |deadline| deadline.min(longest));
         let asked = async { self.connected().await?.ask(asks).await };
-        let outcome = match tokio::time::timeout_at(deadline.into(), asked).await {
+        let outcome = match timeout_at(deadline.into(), asked).await {
             Ok(Ok(answers)) => check(asks, answers),
             Ok(Err(error)) => Err(LinkError::Store(error)),
             Err(_) => Err(LinkError::Deadline),
@@ -205,6 +245,6 @@ fn check(asks: &[Ask], answers: Vec<Vec<Value>>) -> Result<Vec<Vec<Value>>, Link
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("breaker", &*self.breaker.lock()).finish_non_exhaustive()
+        f.debug_struct("Link").field("breaker", &*self.line.breaker.lock()).finish_non_exhaustive()
     }
 }

@@ -56,7 +56,6 @@ impl Breaker {
     }
 
     /// Whether nobody asks now.
-    #[cfg(test)]
     pub(super) fn is_open(&self, now: Instant) -> bool {
         self.0.lock().pause.is_some_and(|(until, _)| now < until)
     }

@@ -47,7 +47,8 @@ impl SharedTier {
         if namespace.descriptor.group_of(chunk).is_err() {
             return Err(FetchError::Gone);
         }
-        if !self.breaker.allows(Instant::now()) {
+        let begun = Instant::now();
+        if !self.breaker.allows(begun) {
             add(&self.stats.skipped, 1);
             return Err(FetchError::Unavailable("the shared store did not answer and is left alone".into()));
         }
@@ -61,7 +62,7 @@ impl SharedTier {
             }
             Ok(Err((name, failed))) => Err(self.not_fetched(name, &folder, failed)),
             Err(_) => {
-                self.was_late();
+                self.was_late(begun);
                 Err(FetchError::Deadline)
             }
         }
@@ -236,19 +237,11 @@ impl Sink {
         Ok(self)
     }
 
-    /// Verifies all parts, then publishes them: one that was published without the others would be in the way of whoever
-    /// has better ones, until its reservation ends.
-    fn finish(mut self) -> Result<(), Failed> {
-        let mut parts = (0..).map(PartIndex).zip(&self.parts);
-        if !parts.all(|(part, &(_, digest))| self.filling.matches(part, digest)) {
-            return Err(Failed::Damage(Damage::Digest));
-        }
-        for (part, &(_, digest)) in (0..).map(PartIndex).zip(&self.parts) {
-            self.filling.finish(part, digest).map_err(|reason| match reason {
-                Reason::BadDigest => Failed::Damage(Damage::Digest),
-                other => Failed::Unfilled(Unfilled::Refused(other)),
-            })?;
-        }
-        Ok(())
+    fn finish(self) -> Result<(), Failed> {
+        let digests: Vec<_> = self.parts.iter().map(|&(_, digest)| digest).collect();
+        self.filling.finish_all(&digests).map_err(|reason| match reason {
+            Reason::BadDigest => Failed::Damage(Damage::Digest),
+            other => Failed::Unfilled(Unfilled::Refused(other)),
+        })
     }
 }

@@ -5,17 +5,20 @@
 //! 8, 32, 64, 64, ... stats, each group for itself, until a wave finds nothing. A miss costs one wave; a prefix of 1,000
 //! chunks 18 waves, a third of a second, and nothing at all while it is known.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use parking_lot::Mutex;
 use tender_proto::{ChunkId, GroupIndex};
 use tokio::time::timeout_at;
 
-use super::known::Known;
+use super::generation::Generations;
+use super::known::{Known, KnownObjects};
 use super::object::{Name, header_bytes};
 use super::stats::add;
-use super::store::StoreError;
+use super::store::{Store, StoreError};
 use super::{SharedTier, layout};
 use crate::tier::{Available, TierNamespace};
 
@@ -32,6 +35,16 @@ struct Row {
     wave: usize,
 }
 
+/// One question. It owns all it needs, so it can go on without the caller.
+struct Look {
+    store: Store,
+    generations: Arc<Generations>,
+    known: Arc<KnownObjects>,
+    namespace: TierNamespace,
+    chunks: Vec<ChunkId>,
+    answers: Mutex<Vec<Option<Available>>>,
+}
+
 impl SharedTier {
     /// One answer for each; what is not known by the deadline is not there.
     pub(super) async fn find_all(
@@ -40,34 +53,71 @@ impl SharedTier {
         chunks: &[ChunkId],
         deadline: Instant,
     ) -> Vec<Option<Available>> {
-        let mut answers = vec![None; chunks.len()];
-        if self.breaker.allows(Instant::now()) {
-            let looking = self.look(namespace, chunks, &mut answers);
-            match timeout_at(deadline.into(), looking).await {
-                Ok(Ok(())) => self.breaker.answered(),
-                Ok(Err(error)) => self.failed(error),
-                Err(_) => self.was_late(),
-            }
+        let answers = if self.breaker.allows(Instant::now()) {
+            self.look(namespace, chunks, deadline).await
         } else {
             add(&self.stats.skipped, chunks.len() as u64);
-        }
+            vec![None; chunks.len()]
+        };
         let found = answers.iter().flatten().count();
         add(&self.stats.found, found as u64);
         add(&self.stats.not_found, (chunks.len() - found) as u64);
         answers
     }
 
+    /// A caller in a hurry gets what has come by the deadline; the question goes on, and the next one finds it known.
     async fn look(
         &self,
         namespace: &TierNamespace,
         chunks: &[ChunkId],
-        answers: &mut [Option<Available>],
-    ) -> Result<(), StoreError> {
+        deadline: Instant,
+    ) -> Vec<Option<Available>> {
+        let begun = Instant::now();
+        let look = Arc::new(Look {
+            store: self.store.clone(),
+            generations: Arc::clone(&self.generations),
+            known: Arc::clone(&self.known),
+            namespace: namespace.clone(),
+            chunks: chunks.to_vec(),
+            answers: Mutex::new(vec![None; chunks.len()]),
+        });
+        let this = Arc::clone(&look);
+        let mut looking = Box::pin(async move { this.run().await });
+        match timeout_at(deadline.into(), &mut looking).await {
+            Ok(Ok(())) => self.breaker.answered(),
+            Ok(Err(error)) => self.failed(error),
+            Err(_) => {
+                self.was_late(begun);
+                self.go_on(looking);
+            }
+        }
+        look.answers.lock().clone()
+    }
+
+    /// The store's own patience is with each request, so it ends, and the breaker hears how.
+    fn go_on(&self, looking: impl Future<Output = Result<(), StoreError>> + Send + 'static) {
+        let (breaker, stats, place) =
+            (Arc::clone(&self.breaker), Arc::clone(&self.stats), self.place.clone());
+        self.aside(async move {
+            let Err(error) = looking.await else { return breaker.answered() };
+            add(&stats.errors, 1);
+            let now = Instant::now();
+            // Those that were asked before it was left alone say nothing new.
+            if !breaker.is_open(now) && breaker.failed(now) {
+                tracing::warn!(store = place, why = %error, "the shared store is left alone for a while");
+            }
+        });
+    }
+}
+
+impl Look {
+    async fn run(&self) -> Result<(), StoreError> {
+        let namespace = &self.namespace;
         let folder = layout::folder(namespace.digest, &namespace.descriptor);
         let generation = self.generations.recent(&self.store, namespace.digest, &folder).await?;
         let Some(generation) = generation else { return Ok(()) };
-        let name = |at: usize| Name { namespace: namespace.digest, generation, chunk: chunks[at] };
-        let mut rows = rows(namespace, chunks);
+        let name = |at: usize| Name { namespace: namespace.digest, generation, chunk: self.chunks[at] };
+        let mut rows = rows(namespace, &self.chunks);
         while !rows.is_empty() {
             let mut asking = FuturesUnordered::new();
             for (row_at, row) in rows.iter_mut().enumerate() {
@@ -79,8 +129,10 @@ impl SharedTier {
             let mut found = vec![false; rows.len()];
             while let Some((row_at, at, size)) = asking.next().await {
                 let Some(bytes) = size? else { continue };
-                let header = namespace.descriptor.group_of(chunks[at]).map_or(0, |g| header_bytes(g.parts()));
-                answers[at] = Some(Available { bytes: bytes.saturating_sub(header as u64), coverage: None });
+                let header =
+                    namespace.descriptor.group_of(self.chunks[at]).map_or(0, |g| header_bytes(g.parts()));
+                let bytes = bytes.saturating_sub(header as u64);
+                self.answers.lock()[at] = Some(Available { bytes, coverage: None });
                 found[row_at] = true;
             }
             let mut found = found.into_iter();

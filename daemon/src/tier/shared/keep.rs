@@ -29,6 +29,7 @@ impl SharedTier {
             return Kept::Failed;
         }
         let Ok(_place) = self.keeping.try_acquire() else { return Kept::Throttled };
+        let begun = Instant::now();
         let keeping = tokio::time::timeout(KEEP_TIME, self.put(namespace, chunk, stored));
         match keeping.await {
             Ok(Ok(kept)) => {
@@ -41,7 +42,7 @@ impl SharedTier {
                 Kept::Failed
             }
             Err(_) => {
-                self.was_late();
+                self.was_late(begun);
                 add(&self.stats.not_kept, 1);
                 Kept::Failed
             }

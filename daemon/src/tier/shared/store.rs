@@ -15,7 +15,7 @@ use super::uri::{Place, SharedUri};
 use super::{OpenError, PIECE_BYTES};
 
 /// One request that only asks; the caller's deadline is usually shorter.
-const ASK_TIME: Duration = Duration::from_secs(5);
+pub(super) const ASK_TIME: Duration = Duration::from_secs(5);
 /// One piece of bytes, either way.
 const PIECE_TIME: Duration = Duration::from_secs(10);
 /// Tries of one request.

@@ -49,6 +49,21 @@ async fn a_flipped_bit_is_found_before_anybody_sees_it() {
 }
 
 #[tokio::test]
+async fn a_damaged_second_part_leaves_no_pending_chunk_and_no_reservation() {
+    let rig = Rig::new();
+    let chunk = chunk_of(1, 1);
+    assert_eq!(rig.keep(chunk).await, Kept::Yes);
+    // Behind the superblock's block, the header and the first part.
+    let at = 4096 + 4096 + (16 << 10) + 77;
+    poke(&rig.segment(0), at, &[peek(&rig.segment(0), at) ^ 1]);
+    assert_eq!(rig.fetch(chunk).await, Err(FetchError::Corrupt));
+    let audit = rig.bench.engine.audit().unwrap();
+    assert_eq!((audit.pending_chunks, audit.reservations, audit.writers, audit.inflight_bytes), (0, 0, 0, 0));
+    assert_eq!(rig.keep(chunk).await, Kept::Yes, "whoever has it stores it at once");
+    rig.fetch(chunk).await.unwrap();
+}
+
+#[tokio::test]
 async fn another_chunks_record_is_not_taken_for_this_one() {
     let rig = four().await;
     // Whole, with a good checksum, in a place where the index expects another.

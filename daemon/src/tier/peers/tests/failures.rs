@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::fake::{FakePeer, Manner, SHORT};
 use super::*;
+use crate::engine::tests::chunk_of;
 
 async fn fetch_within(node: &Node, chunk: ChunkId, within: Duration) -> Result<(), FetchError> {
     node.tier.fetch(&node.namespace(), chunk, &node.house, Instant::now() + within).await
@@ -67,6 +68,22 @@ async fn wrong_bytes_of_every_kind_are_kept_from_everybody_and_open_the_breaker(
         assert!(!node.finds(chunk).await, "{manner:?}");
         assert_eq!(fake.asked(), 1);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_second_part_leaves_no_pending_chunk_and_no_reservation() {
+    let redis = Redis::start();
+    let setup = Setup::on(redis.uri());
+    let chunk = chunk_of(1, 1);
+    let node = Node::start(&setup).await;
+    let _fake = FakePeer::start(&setup, Manner::FlippedSecondPart, chunk).await;
+    node.has_found(chunk).await;
+    assert_eq!(node.fetch(chunk).await, Err(FetchError::Corrupt));
+    is_clean(&node);
+    let audit = node.engine.audit().unwrap();
+    assert_eq!((audit.pending_chunks, audit.reservations, audit.writers), (0, 0, 0));
+    node.store(chunk).await;
+    assert!(node.holds(chunk), "whoever has it stores it at once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

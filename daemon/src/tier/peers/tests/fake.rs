@@ -19,6 +19,8 @@ pub(super) enum Manner {
     Honest,
     /// One byte is another; the digest is that of the right ones.
     FlippedByte,
+    /// The same, in the second of two parts.
+    FlippedSecondPart,
     /// Other bytes, with their own digest.
     OtherBytes,
     /// Says another size.
@@ -81,8 +83,29 @@ enum End {
     Break,
 }
 
+/// A chunk of two parts in a frame each.
+fn two_parts(chunk: ChunkId) -> Vec<v1::GetFrame> {
+    let part = |part: u16| {
+        let mut bytes = bytes_of(chunk, part, FULL);
+        let digest = ContentDigest::of(&bytes);
+        bytes[77] ^= u8::from(part == 1);
+        v1::GetFrame {
+            item: u32::from(part),
+            part_bytes: bytes.len() as u64,
+            digest: digest.as_bytes().to_vec().into(),
+            coverage: FULL,
+            payload: bytes.into(),
+            ..v1::GetFrame::default()
+        }
+    };
+    [0, 1].map(part).into()
+}
+
 /// A chunk of one part in two frames.
 fn frames(manner: Manner, chunk: ChunkId) -> (Vec<v1::GetFrame>, End) {
+    if manner == Manner::FlippedSecondPart {
+        return (two_parts(chunk), End::Whole);
+    }
     let right = bytes_of(chunk, 0, FULL);
     let mut bytes = right.clone();
     if matches!(manner, Manner::FlippedByte | Manner::OtherBytes) {

@@ -21,10 +21,11 @@ async fn goes_on_without(redis: &mut Redis, broken: impl Fn(&mut Redis), whole: 
     one.store(chunk(1)).await;
     two.has_found(chunk(1)).await;
     broken(redis);
-    for _ in 0..5 {
+    eventually("its breaker is open", async || {
         assert!(!finds_within(&two, Duration::from_millis(200)).await);
-    }
-    assert!(!two.tier.directory.is_up(), "its breaker is open");
+        !two.tier.directory.is_up()
+    })
+    .await;
     let before = two.counter(|peers| &peers.unanswered);
     assert!(!finds_within(&two, PATIENCE).await, "at once, whatever the deadline");
     assert!(two.counter(|peers| &peers.unanswered) - before <= 1);
@@ -87,4 +88,22 @@ async fn a_daemon_starts_without_its_directory_and_finds_it_later() {
     let two = Node::start(&setup).await;
     two.has_found(chunk(1)).await;
     assert_eq!(two.fetch(chunk(1)).await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_in_a_hurry_do_not_open_the_breaker_of_a_directory_that_is_only_slow() {
+    let redis = Redis::start();
+    let setup = Setup { timeout: PATIENCE, ..Setup::on(redis.uri()) };
+    let (one, two) = (Node::start(&setup).await, Node::start(&setup).await);
+    one.store(chunk(1)).await;
+    two.has_found(chunk(1)).await;
+    redis.pause();
+    for _ in 0..5 {
+        assert!(!finds_within(&two, Duration::from_millis(20)).await);
+        assert!(two.tier.directory.is_up());
+    }
+    assert_eq!(two.counter(|peers| &peers.unanswered), 5);
+    redis.go_on();
+    assert!(two.finds(chunk(1)).await);
+    assert!(two.tier.directory.is_up());
 }
