@@ -45,7 +45,7 @@ lint: setup ## Formatting, lints, documentation and the direction of dependencie
 	@printf '\n=== Python and shell\n'
 	.venv/bin/ruff format --check scripts tests/python client/python
 	.venv/bin/ruff check scripts tests/python client/python
-	.venv/bin/shellcheck -x -P scripts scripts/*.sh .ci/run
+	.venv/bin/shellcheck -x -P scripts scripts/*.sh tests/hosts.sh .ci/run
 	@printf '\n=== Documentation\n'
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --quiet --no-deps $(CRATES)
 	@scripts/layers.sh
