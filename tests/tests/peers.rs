@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use tender_daemon::config::{Config, PeersConfig};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use tender_daemon::config::{ClientAuth, Config, Listen, PeersConfig, TlsConfig};
 use tender_proto::v1::ChunkState;
 use tender_proto::{ChunkId, Descriptor};
 use tender_tests::daemon::{Daemon, Setup, http_get};
@@ -197,4 +198,60 @@ async fn an_engine_hears_a_miss_in_time_when_the_directory_is_paused() {
     store(&engine, &descriptor, &[fixture::chunk(1)]).await;
     check(&engine, &descriptor, &[fixture::chunk(1)]).await;
     redis.go_on();
+}
+
+/// Certificates of one authority for daemons at 127.0.0.1, in this folder.
+fn certify(folder: &std::path::Path) -> TlsConfig {
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority =
+        CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("an authority");
+    let mut params = CertificateParams::new(Vec::new()).expect("no names");
+    params.subject_alt_names.push(SanType::IpAddress(std::net::Ipv4Addr::LOCALHOST.into()));
+    let key = KeyPair::generate().expect("a key");
+    let cert = params.signed_by(&key, &authority).expect("a certificate");
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("a file");
+        path
+    };
+    TlsConfig {
+        cert: write("cert.pem", cert.pem()),
+        key: write("key.pem", key.serialize_pem()),
+        client_ca: Some(write("ca.pem", authority.pem())),
+        client_auth: ClientAuth::Required,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_with_certificates_fetch_from_each_other_by_tls_and_others_do_not() {
+    let (redis, folder) = (Redis::start(), tempfile::tempdir().unwrap());
+    let tls = certify(folder.path());
+    let with_tls = |config: &mut Config| {
+        peers(&redis)(config);
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address: Listen = format!("tls://{free}").parse().unwrap();
+        config.listen.push(address.clone());
+        config.tls = Some(tls.clone());
+        // The harness has a plain port too; others are told of this one.
+        config.peers.as_mut().unwrap().advertise = Some(address);
+    };
+    let home = Daemon::start_with(Setup::default(), with_tls).await;
+    let away = Daemon::start_with(Setup::default(), with_tls).await;
+    let bare = start(&redis).await;
+    let descriptor = fixture::small("peers by tls", 16 << 10);
+    let (at_home, from_away) = (session(&home, &descriptor).await, session(&away, &descriptor).await);
+    let stranger = session(&bare, &descriptor).await;
+    let chunks: Vec<_> = (0..4).map(fixture::chunk).collect();
+    store(&at_home, &descriptor, &chunks).await;
+    fetched(&from_away, &descriptor, &chunks).await;
+    check(&from_away, &descriptor, &chunks).await;
+    // Two know where it lies and are reached by TLS only.
+    let give_up = Instant::now() + PATIENCE;
+    let asked = async || stranger.lookup(descriptor.digest(), &chunks, Ask::FETCH).await.expect("a lookup");
+    while asked().await.chunks.iter().any(|chunk| chunk.state() != ChunkState::Miss) {
+        assert!(Instant::now() < give_up, "what cannot be fetched becomes a miss");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(conserve::quiet(bare.engine()).await.ready_chunks, 0);
 }
