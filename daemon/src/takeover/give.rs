@@ -131,16 +131,17 @@ async fn attend(
     if !may_take(uid) {
         return Err(refuse(&line, format!("the process {pid} belongs to the user {uid}")).await);
     }
-    let Ok(turn) = turn.try_acquire_owned() else {
-        let why = "another daemon is taking over at this moment; see whether one is needed after that";
-        return Err(refuse(&line, why.into()).await);
-    };
     let Ok(Ok((Message::Hello(hello), _))) = heard else {
         return Err(refuse(&line, "it expected to be greeted in another way".into()).await);
     };
     if let Err(why) = check(&hello, terms) {
         return Err(refuse(&line, why).await);
     }
+    // Last: who is refused for another reason is in nobody's way, not even while it is told so.
+    let Ok(turn) = turn.try_acquire_owned() else {
+        let why = "another daemon is taking over at this moment; see whether one is needed after that";
+        return Err(refuse(&line, why.into()).await);
+    };
     // One whose file was removed or replaced is reached by nobody: the successor binds anew.
     let offered: Vec<usize> = (0..doors.len()).filter(|&at| doors[at].is_reachable()).collect();
     let offer = v1::TakeOverOffer {
