@@ -57,6 +57,8 @@ test-kernels: setup ## Compile the CUDA kernels for every architecture; no GPU i
 test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'
 ifeq ($(NEXTEST),yes)
+	# With the programs, which some tests run: built alone, each would need its dependencies with other features.
+	cargo build --locked $(CRATES) --tests --bins
 	TENDER_TESTS_BUILT=1 cargo nextest run --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
@@ -66,6 +68,7 @@ ifeq ($(NEXTEST),yes)
 	@printf '\n=== Documentation tests\n'
 	cargo test --locked $(CRATES) --doc
 else
+	cargo build --locked $(CRATES) --tests --bins
 	TENDER_TESTS_BUILT=1 cargo test --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
 	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults

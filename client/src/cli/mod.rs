@@ -81,6 +81,8 @@ enum Command {
     Stat(stat::Stat),
     /// Measures what a daemon does on this machine, against what the machine can do.
     Bench(bench::Bench),
+    /// Replays a recorded load: what arenas of different sizes would have served.
+    Replay(bench::Replay),
     #[command(hide = true)]
     BenchPeer(bench::Peer),
 }
@@ -99,6 +101,7 @@ where
         Command::Ping(command) => command.run(&cli.target),
         Command::Stat(command) => command.run(&cli.target),
         Command::Bench(command) => command.run(&cli.target),
+        Command::Replay(command) => command.run(&cli.target),
         Command::BenchPeer(command) => command.run(),
     };
     match answer {

@@ -72,18 +72,35 @@ impl EngineMemory {
 
     /// Stores all chunks under the keys of this round.
     pub(super) fn store_plan(&self, round: u64) -> StepPlan {
-        let job = |chunk| StoreJob { chunk: key(round, chunk), coverage: self.full(), blocks: blocks(chunk) };
-        StepPlan { stores_after: (0..self.chunks).map(job).collect(), ..StepPlan::default() }
+        self.store(&self.keys(round), 0)
     }
 
     /// Loads all chunks of that round.
     pub(super) fn load_plan(&self, round: u64) -> StepPlan {
-        let item = |chunk| LoadItem { chunk: key(round, chunk), needed: self.full(), blocks: blocks(chunk) };
-        let items = (0..self.chunks).map(item).collect();
+        self.load(&self.keys(round))
+    }
+
+    /// Stores these chunks from the first `known` on. A chunk's pages are the ones at its position.
+    pub(super) fn store(&self, chunks: &[ChunkId], known: usize) -> StepPlan {
+        let job =
+            |(at, &chunk): (usize, &ChunkId)| StoreJob { chunk, coverage: self.full(), blocks: blocks(at) };
+        let jobs = chunks.iter().enumerate().skip(known);
+        StepPlan { stores_after: jobs.map(job).collect(), ..StepPlan::default() }
+    }
+
+    /// Loads these chunks, each into the pages at its position.
+    pub(super) fn load(&self, chunks: &[ChunkId]) -> StepPlan {
+        let item =
+            |(at, &chunk): (usize, &ChunkId)| LoadItem { chunk, needed: self.full(), blocks: blocks(at) };
+        let items = chunks.iter().enumerate().map(item).collect();
         StepPlan {
             loads: vec![LoadJob { request: "bench".into(), items, whole: false }],
             ..StepPlan::default()
         }
+    }
+
+    fn keys(&self, round: u64) -> Vec<ChunkId> {
+        (0..self.chunks).map(|chunk| key(round, chunk)).collect()
     }
 
     fn full(&self) -> Coverage {

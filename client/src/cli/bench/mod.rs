@@ -11,7 +11,9 @@ mod lookup;
 mod memory;
 mod peer;
 mod remote;
+mod replay;
 mod report;
+mod trace;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -22,6 +24,7 @@ use super::Target;
 use crate::error::ClientError;
 use daemon::Daemon;
 pub(super) use peer::Peer;
+pub(super) use replay::Replay;
 
 /// Measures stores, loads and lookups of a private daemon against memcpy and a bare TCP stream.
 #[derive(Debug, clap::Args)]
