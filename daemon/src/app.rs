@@ -175,6 +175,7 @@ impl RunningApp {
                 metrics: Arc::clone(&metrics),
                 engine: Arc::clone(&slot),
                 stack: Arc::clone(&stack_slot),
+                history: Default::default(),
                 auditing: tokio::sync::Mutex::default(),
             };
             admin = Some(

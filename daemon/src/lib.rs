@@ -41,6 +41,8 @@ mod metrics;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 mod namespace;
+#[cfg(test)]
+mod pages;
 mod recent;
 mod reload;
 mod reservation;

@@ -62,6 +62,7 @@ pub struct Engine {
 struct Core {
     config: EngineConfig,
     clock: Arc<dyn Clock>,
+    begun: Instant,
     max_part_bytes: u64,
     draining: AtomicBool,
     readers: AtomicU64,
@@ -139,6 +140,7 @@ impl Engine {
             watcher: OnceLock::new(),
             config,
             clock,
+            begun: begin,
         };
         core.restored = core.restore(old, begin);
         Self { core: Arc::new(core) }
@@ -360,6 +362,7 @@ impl Engine {
         let (leases, pins) = core.leases.counts();
         let pool = core.arena.pool();
         let namespaces = core.namespaces.list();
+        let domains = core.domains(&namespaces);
         Stats {
             arena_bytes: pool.capacity_bytes(),
             arena_used_bytes: pool.used_bytes(),
@@ -375,6 +378,8 @@ impl Engine {
             expired_reservations: core.reservations.expired_count(),
             scrubbed_bytes: core.scrub.scrubbed_bytes.load(Ordering::Relaxed),
             quarantined_chunks: core.scrub.quarantined_chunks.load(Ordering::Relaxed),
+            eviction_ages_seconds: core.index.evicted_ages(),
+            domains,
             namespaces: namespaces.into_iter().map(|(namespace, name)| namespace.stats(name)).collect(),
             refusals: core.refusals.list(),
         }
@@ -431,6 +436,7 @@ impl Core {
     }
 
     fn sweep(&self, now: Instant) {
+        self.index.tell_time(now.saturating_duration_since(self.begun));
         self.leases.expire(now);
         loop {
             let mut deadlines = self.deadlines.lock();

@@ -24,17 +24,18 @@ impl Engine {
         chunks: &[ChunkId],
         ask: LeaseAsk,
     ) -> Result<LookupAnswer, Refusal> {
-        self.lookup_with(session, namespace, chunks, ask, |_| false)
+        self.lookup_with(session, namespace, chunks, ask, |_, _| {})
     }
 
-    /// The same where some chunks that are not there are on their way: they are PENDING.
+    /// The same where others than the arena have a word on a chunk that is not there: that it is on its way, or why it
+    /// cannot be had. What they say is the answer, and is what counts.
     pub(crate) fn lookup_with(
         &self,
         session: SessionId,
         namespace: NamespaceDigest,
         chunks: &[ChunkId],
         ask: LeaseAsk,
-        comes: impl Fn(usize) -> bool,
+        amend: impl Fn(usize, &mut ChunkAnswer),
     ) -> Result<LookupAnswer, Refusal> {
         let core = &self.core;
         core.counted(|| {
@@ -42,8 +43,8 @@ impl Engine {
             let (session, namespace) = core.bound(session, namespace)?;
             let mut answer = core.lookup(session.id, &namespace, chunks, ask)?;
             for (index, chunk) in answer.chunks.iter_mut().enumerate() {
-                if matches!(chunk, ChunkAnswer::Miss(_)) && comes(index) {
-                    *chunk = ChunkAnswer::Pending;
+                if matches!(chunk, ChunkAnswer::Miss(_)) {
+                    amend(index, chunk);
                 }
             }
             count(&namespace, &answer.chunks);

@@ -9,6 +9,7 @@ use tender_proto::{
 };
 
 pub use crate::arena::{ArenaConfig, StartError};
+use crate::metrics::Spread;
 
 /// Everything the engine must be told at start. All of it is checked by the daemon's configuration; there
 /// are no defaults here, so that each has one home.
@@ -237,10 +238,48 @@ pub struct Stats {
     pub scrubbed_bytes: u64,
     /// Chunks whose bytes had changed and that were taken out.
     pub quarantined_chunks: u64,
+    /// How long evicted chunks had not been used. Grows only.
+    pub eviction_ages_seconds: Spread,
     /// In the order of their registration.
     pub namespaces: Vec<NamespaceStats>,
+    /// Of tenants: those that have a namespace or a quota, by name.
+    pub domains: Vec<DomainStats>,
     /// Every reason that was ever given and how often; misses are not refusals. Grows only.
     pub refusals: Vec<(Reason, u64)>,
+}
+
+impl Stats {
+    /// Of the free bytes, the share that is not in the largest piece; 0 when nothing is free.
+    pub fn fragmentation(&self) -> f64 {
+        let free = self.arena_bytes.saturating_sub(self.arena_used_bytes);
+        let outside = free.saturating_sub(self.arena_largest_free_bytes);
+        if free == 0 { 0.0 } else { outside as f64 / free as f64 }
+    }
+}
+
+/// One domain's numbers: the sums of its namespaces, and what it may hold.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DomainStats {
+    /// Its name.
+    pub domain: String,
+    /// 0 for no limit.
+    pub quota_bytes: u64,
+    /// 0 for no limit.
+    pub quota_chunks: u64,
+    /// Bytes of the READY chunks' parts.
+    pub ready_bytes: u64,
+    /// Chunks that lookups find.
+    pub ready_chunks: u64,
+    /// Bytes of unfinished chunks.
+    pub inflight_bytes: u64,
+    /// Keys asked for.
+    pub lookups: u64,
+    /// Keys answered READY.
+    pub hits: u64,
+    /// Bytes of parts that became READY.
+    pub stored_bytes: u64,
+    /// Chunks that made room for others.
+    pub evicted_chunks: u64,
 }
 
 /// One namespace's numbers.
