@@ -255,6 +255,7 @@ impl RunningApp {
             access: Arc::clone(&shared.access),
             engine: Arc::clone(&self.engine),
             metrics: Arc::clone(&shared.metrics),
+            source: self.config.source.clone(),
         };
         self.helpers.push(spawn("reload", reload.watch()));
         let terms = Terms {

@@ -60,7 +60,9 @@ pub struct Engine {
 /// What readers and writers keep alive.
 #[derive(Debug)]
 struct Core {
+    /// As at the start.
     config: EngineConfig,
+    limits: ArcSwap<Limits>,
     clock: Arc<dyn Clock>,
     begun: Instant,
     max_part_bytes: u64,
@@ -138,6 +140,7 @@ impl Engine {
             restored: Restored::default(),
             scrub: scrub::Scrub::default(),
             watcher: OnceLock::new(),
+            limits: ArcSwap::from_pointee(Limits::from(&config)),
             config,
             clock,
             begun: begin,
@@ -146,9 +149,23 @@ impl Engine {
         Self { core: Arc::new(core) }
     }
 
-    /// As it was given.
+    /// As it was given; what may change since is in [`Engine::limits`].
     pub fn config(&self) -> &EngineConfig {
         &self.core.config
+    }
+    /// What holds now.
+    pub fn limits(&self) -> Limits {
+        **self.core.limits.load()
+    }
+    /// From now on these hold, for what comes: nothing that was granted is taken back.
+    pub fn set_limits(&self, limits: Limits) {
+        let core = &self.core;
+        core.limits.store(Arc::new(limits));
+        core.inflight.set_limit(limits.max_inflight_bytes);
+        core.staging.set_limit(limits.max_total_staging_bytes);
+        core.sessions.set_limits(limits.max_sessions, limits.max_session_inflight_bytes);
+        core.leases.set_limit(limits.max_leases_per_session);
+        core.namespaces.set_limit(limits.max_namespaces);
     }
     /// Largest part that can be stored: the configured limit, cut to what budgets and arena can take.
     pub fn max_part_bytes(&self) -> u64 {
@@ -450,7 +467,7 @@ impl Core {
 
     fn attach(&self, session: SessionId, bytes: u64) -> Result<Handover, Reason> {
         let session = self.sessions.get(session).map_err(|refusal| refusal.reason)?;
-        if bytes > self.config.max_staging_bytes {
+        if bytes > self.limits.load().max_staging_bytes {
             return Err(Reason::TooLarge);
         }
         let broken = |error: std::io::Error| {

@@ -102,7 +102,8 @@ impl Core {
         let (lease, locate) = match ask {
             LeaseAsk::None => (None, false),
             LeaseAsk::Lease { ttl, locate } => {
-                (Some(ttl.unwrap_or(self.config.default_lease).min(self.config.max_lease)), locate)
+                let limits = self.limits.load();
+                (Some(ttl.unwrap_or(limits.default_lease).min(limits.max_lease)), locate)
             }
         };
         let mut pins = Vec::new();
@@ -169,7 +170,7 @@ fn no_lease(reason: Reason, core: &Core) -> Refusal {
     match reason {
         Reason::TooMany => Refusal::new(
             reason,
-            format!("one lease more than {} of a session", core.config.max_leases_per_session),
+            format!("one lease more than {} of a session", core.limits.load().max_leases_per_session),
             "release leases, or look up without one",
         ),
         _ => Refusal::new(reason, "a lease", "open a new session"),

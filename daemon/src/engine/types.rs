@@ -44,6 +44,39 @@ pub struct EngineConfig {
     pub max_namespaces: usize,
 }
 
+/// Those of [`EngineConfig`] that may change while the engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the configuration says it")]
+pub struct Limits {
+    pub default_lease: Duration,
+    pub max_lease: Duration,
+    pub reservation: Duration,
+    pub max_inflight_bytes: u64,
+    pub max_session_inflight_bytes: u64,
+    pub max_sessions: usize,
+    pub max_leases_per_session: usize,
+    pub max_staging_bytes: u64,
+    pub max_total_staging_bytes: u64,
+    pub max_namespaces: usize,
+}
+
+impl From<&EngineConfig> for Limits {
+    fn from(config: &EngineConfig) -> Self {
+        Self {
+            default_lease: config.default_lease,
+            max_lease: config.max_lease,
+            reservation: config.reservation,
+            max_inflight_bytes: config.max_inflight_bytes,
+            max_session_inflight_bytes: config.max_session_inflight_bytes,
+            max_sessions: config.max_sessions,
+            max_leases_per_session: config.max_leases_per_session,
+            max_staging_bytes: config.max_staging_bytes,
+            max_total_staging_bytes: config.max_total_staging_bytes,
+            max_namespaces: config.max_namespaces,
+        }
+    }
+}
+
 /// Whether a lookup leases what it finds READY.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaseAsk {
