@@ -52,6 +52,8 @@ install_system_packages() {
     # For the tests of the directory and of the shared tier, which start servers of their own.
     command -v redis-server >/dev/null || missing+=(redis-server)
     command -v redis-sentinel >/dev/null || missing+=(redis-sentinel)
+    # The status page is looked at in a browser.
+    command -v chromium >/dev/null || missing+=(chromium)
     { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
     if [ ${#missing[@]} -eq 0 ]; then
         note "system packages are there"

@@ -2,6 +2,7 @@
 //! memory cannot be evicted, so each session and all together have a budget.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64 as Setting;
 
 use tender_proto::Reason;
 
@@ -12,12 +13,17 @@ use crate::sync::{Planted, planted};
 #[derive(Debug)]
 pub(crate) struct Budget {
     used_bytes: AtomicU64,
-    limit_bytes: u64,
+    /// Not one of those that models follow: it changes with the configuration alone.
+    limit_bytes: Setting,
 }
 
 impl Budget {
     pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { used_bytes: AtomicU64::new(0), limit_bytes })
+        Arc::new(Self { used_bytes: AtomicU64::new(0), limit_bytes: Setting::new(limit_bytes) })
+    }
+    /// From now on. What was taken beyond it is given back as ever.
+    pub(crate) fn set_limit(&self, limit_bytes: u64) {
+        self.limit_bytes.store(limit_bytes, std::sync::atomic::Ordering::Relaxed);
     }
     /// Bytes in use.
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -25,7 +31,8 @@ impl Budget {
     }
     /// Takes bytes; false when they are not there.
     pub(crate) fn take(&self, bytes: u64) -> bool {
-        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes);
+        let limit_bytes = self.limit_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit_bytes);
         if planted(Planted::BudgetInTwoSteps) {
             let Some(sum) = within(self.used_bytes.load(Ordering::Acquire)) else { return false };
             self.used_bytes.store(sum, Ordering::Release);

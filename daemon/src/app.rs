@@ -175,6 +175,7 @@ impl RunningApp {
                 metrics: Arc::clone(&metrics),
                 engine: Arc::clone(&slot),
                 stack: Arc::clone(&stack_slot),
+                history: Default::default(),
                 auditing: tokio::sync::Mutex::default(),
             };
             admin = Some(
@@ -254,6 +255,7 @@ impl RunningApp {
             access: Arc::clone(&shared.access),
             engine: Arc::clone(&self.engine),
             metrics: Arc::clone(&shared.metrics),
+            source: self.config.source.clone(),
         };
         self.helpers.push(spawn("reload", reload.watch()));
         let terms = Terms {

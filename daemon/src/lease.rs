@@ -30,13 +30,13 @@ pub(crate) struct LeaseWish {
 /// All live leases. Pins are dropped outside its lock.
 #[derive(Debug)]
 pub(crate) struct Leases {
-    max_per_session: usize,
     ids: IdSource,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
+    max_per_session: usize,
     by_id: HashMap<LeaseId, LeaseWish>,
     /// One entry for each open session, so that nothing is granted to one that has ended.
     by_session: HashMap<SessionId, HashSet<LeaseId>>,
@@ -49,6 +49,7 @@ struct Inner {
 impl Leases {
     pub(crate) fn new(max_per_session: usize, boot: u32) -> Self {
         let inner = Inner {
+            max_per_session,
             by_id: HashMap::new(),
             by_session: HashMap::new(),
             by_deadline: BTreeSet::new(),
@@ -56,7 +57,12 @@ impl Leases {
             expired_count: 0,
             pins: 0,
         };
-        Self { max_per_session, ids: IdSource::new(boot), inner: Mutex::new(inner) }
+        Self { ids: IdSource::new(boot), inner: Mutex::new(inner) }
+    }
+
+    /// For leases that are granted from now on.
+    pub(crate) fn set_limit(&self, max_per_session: usize) {
+        self.inner.lock().max_per_session = max_per_session;
     }
 
     /// Leases may be granted to this session from now on.
@@ -82,7 +88,7 @@ impl Leases {
         let refused = match inner.by_session.get(&wish.session) {
             None if planted(Planted::SessionNotLookedAt) => None,
             None => Some(Reason::UnknownSession),
-            Some(leases) if leases.len() >= self.max_per_session => Some(Reason::TooMany),
+            Some(leases) if leases.len() >= inner.max_per_session => Some(Reason::TooMany),
             Some(_) => None,
         };
         let id = LeaseId::new(self.ids.next()).ok_or(Reason::Internal);

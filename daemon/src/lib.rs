@@ -11,7 +11,8 @@
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
 //! (phases and signals), `bus_error` (the last words), `admin` (probes and metrics over HTTP).
-//! `tls` (certificates), `access` (identities, policy, audit), `fair` (turns between tenants), `reload` (changed files).
+//! `tls` (certificates), `access` (identities, policy, audit), `fair` (turns between tenants), `reload` (changed files), `log` (lines
+//! on standard error).
 //! For the fuzz targets of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
 //! tests break).
@@ -37,10 +38,13 @@ mod fds;
 mod ids;
 mod index;
 mod lease;
+mod log;
 mod metrics;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 mod namespace;
+#[cfg(test)]
+mod pages;
 mod recent;
 mod reload;
 mod reservation;

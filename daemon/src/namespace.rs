@@ -96,13 +96,13 @@ impl Namespace {
 /// All of them.
 #[derive(Debug)]
 pub(crate) struct Namespaces {
-    max: usize,
     catalogue: Arc<Catalogue>,
     inner: RwLock<Inner>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
+    max: usize,
     next_index: u32,
     by_digest: HashMap<NamespaceDigest, Arc<Namespace>>,
     /// Names belong to a domain: what others have named is nobody's business.
@@ -111,7 +111,11 @@ struct Inner {
 
 impl Namespaces {
     pub(crate) fn new(max: usize, catalogue: Arc<Catalogue>) -> Self {
-        Self { max, catalogue, inner: RwLock::default() }
+        Self { catalogue, inner: RwLock::new(Inner { max, ..Inner::default() }) }
+    }
+    /// For namespaces that are registered from now on.
+    pub(crate) fn set_limit(&self, max: usize) {
+        self.inner.write().max = max;
     }
 
     /// Makes a namespace known that an earlier daemon had.
@@ -171,7 +175,7 @@ impl Namespaces {
         }
         let namespace = match inner.by_digest.get(&digest) {
             Some(known) => Arc::clone(known),
-            None => inner.add(self.max, &self.catalogue, descriptor)?,
+            None => inner.add(&self.catalogue, descriptor)?,
         };
         // Under the lock, so that a namespace is never forgotten between being found and being bound.
         if bound(&namespace)? {
@@ -205,12 +209,8 @@ impl Namespaces {
 }
 
 impl Inner {
-    fn add(
-        &mut self,
-        max: usize,
-        catalogue: &Catalogue,
-        descriptor: Descriptor,
-    ) -> Result<Arc<Namespace>, Refusal> {
+    fn add(&mut self, catalogue: &Catalogue, descriptor: Descriptor) -> Result<Arc<Namespace>, Refusal> {
+        let max = self.max;
         if self.by_digest.len() >= max {
             self.forget_one_idle();
         }

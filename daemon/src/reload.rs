@@ -1,6 +1,6 @@
-//! Files that are read again while the daemon runs: certificates and the policy. On SIGHUP all of them; else what has
-//! changed, which is looked for every other second. A file that cannot be used is refused, logged and counted, and what
-//! was in force stays so.
+//! Files that are read again while the daemon runs. On SIGHUP all of them: certificates, the policy, the configuration.
+//! Certificates and policy also when they have changed, which is looked for every other second. A file that cannot be used
+//! is refused, logged and counted, and what was in force stays so.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -10,7 +10,9 @@ use std::time::{Duration, SystemTime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::access::Access;
-use crate::engine::Engine;
+use crate::config::{Change, Source};
+use crate::engine::{Engine, Limits};
+use crate::log;
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 
@@ -23,11 +25,13 @@ pub(crate) struct Reload {
     pub(crate) access: Arc<Access>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) metrics: Arc<Metrics>,
+    /// Where the configuration was read, and what of it is in force.
+    pub(crate) source: Source,
 }
 
 impl Reload {
     /// Runs until it is dropped. Without files it does nothing, but SIGHUP ends no daemon.
-    pub(crate) async fn watch(self) {
+    pub(crate) async fn watch(mut self) {
         let mut hangup = match signal(SignalKind::hangup()) {
             Ok(hangup) => hangup,
             Err(error) => return tracing::warn!(%error, "changed files are not read again"),
@@ -49,7 +53,28 @@ impl Reload {
             if told || new_policy != seen.1 {
                 self.policy();
             }
+            if told {
+                self.configuration();
+            }
             seen = (new_certificates, new_policy);
+        }
+    }
+
+    fn configuration(&mut self) {
+        let Some(file) = self.source.file().map(|file| file.display().to_string()) else { return };
+        let reread = self.source.reread();
+        self.metrics.reloaded("configuration", reread.is_ok());
+        match reread {
+            Ok(Some(reread)) => {
+                self.engine.set_limits(Limits::from(&reread.config.engine));
+                log::set_level(&reread.config.log_level);
+                self.source = reread.config.source;
+                say(&file, &reread.changes);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(%error, "the changed configuration is refused; nothing of it is used")
+            }
         }
     }
 
@@ -77,6 +102,19 @@ impl Reload {
             Err(error) => tracing::error!(%error, "the new policy is refused; the old one stays"),
         }
     }
+}
+
+/// What a changed file has changed, and what not: each key by its name.
+fn say(file: &str, changes: &[Change]) {
+    for Change { key, old, new, used } in changes {
+        if *used {
+            tracing::info!(key, old, new, "the configuration has changed");
+        } else {
+            tracing::warn!(key, old, new, "a change of this key is not used: it needs a restart");
+        }
+    }
+    let used = changes.iter().filter(|change| change.used).count();
+    tracing::info!(file, used, refused = changes.len() - used, "the configuration was read again");
 }
 
 /// What changes when a file does, also by a link that leads elsewhere. `None` for a file that is not there.

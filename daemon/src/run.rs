@@ -1,15 +1,14 @@
 //! The program: arguments in, exit code out. The Python wheel starts the same one.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use bytesize::ByteSize;
-use tracing_subscriber::EnvFilter;
 
 use crate::app::{AppError, HandedOver, RunningApp};
 use crate::bus_error;
-use crate::config::{Config, ConfigError, LogFormat};
+use crate::config::{Config, ConfigError};
+use crate::log;
 use crate::shutdown::Signals;
 
 /// Wrong flags, variables or file (`EX_USAGE`).
@@ -30,7 +29,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(BAD_CONFIG);
         }
     };
-    start_logging(&config);
+    log::start(config.log_format, &config.log_level);
     match serve(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -101,16 +100,4 @@ fn serve(config: Config) -> Result<(), AppError> {
         }
         Ok(())
     })
-}
-
-/// Logs go to standard error, so that standard output stays free for whoever wraps the program.
-fn start_logging(config: &Config) {
-    // The filter was checked with the configuration.
-    let filter = EnvFilter::try_new(&config.log_level).unwrap_or_default();
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // A second subscriber in one process, as in a test, is not an error.
-    _ = match config.log_format {
-        LogFormat::Text => logs.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init(),
-        LogFormat::Json => logs.json().flatten_event(true).try_init(),
-    };
 }

@@ -132,13 +132,14 @@ impl Session {
 /// All open sessions.
 #[derive(Debug)]
 pub(crate) struct Sessions {
-    max: usize,
-    budget_bytes: u64,
     inner: RwLock<Open>,
 }
 
 #[derive(Debug, Default)]
 struct Open {
+    max: usize,
+    /// Of each session.
+    budget_bytes: u64,
     by_id: HashMap<SessionId, Arc<Session>>,
     /// No more are opened.
     shut: bool,
@@ -147,7 +148,13 @@ struct Open {
 impl Sessions {
     /// At most `max` sessions, each with a budget of bytes in flight.
     pub(crate) fn new(max: usize, budget_bytes: u64) -> Self {
-        Self { max, budget_bytes, inner: RwLock::default() }
+        Self { inner: RwLock::new(Open { max, budget_bytes, ..Open::default() }) }
+    }
+    /// For those that come, and the budget for those that are open too.
+    pub(crate) fn set_limits(&self, max: usize, budget_bytes: u64) {
+        let mut inner = self.inner.write();
+        (inner.max, inner.budget_bytes) = (max, budget_bytes);
+        inner.by_id.values().for_each(|session| session.budget.set_limit(budget_bytes));
     }
     /// Opens one. `ready` is called before anybody can name it.
     pub(crate) fn open(&self, owner: Owner, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
@@ -156,16 +163,16 @@ impl Sessions {
             return Err(draining());
         }
         let clients = || inner.by_id.values().filter(|session| session.owner.is_client()).count();
-        if owner.is_client() && inner.by_id.len() >= self.max && clients() >= self.max {
+        if owner.is_client() && inner.by_id.len() >= inner.max && clients() >= inner.max {
             return Err(Refusal::new(
                 Reason::TooMany,
-                format!("one session more than {}", self.max),
+                format!("one session more than {}", inner.max),
                 "close sessions or raise the daemon's limit",
             ));
         }
         let id = SessionId::from_random(rand::random());
         ready(id);
-        let budget = Budget::new(self.budget_bytes);
+        let budget = Budget::new(inner.budget_bytes);
         inner.by_id.insert(id, Arc::new(Session { id, owner, budget, state: Mutex::default() }));
         Ok(id)
     }

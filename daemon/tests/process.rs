@@ -166,3 +166,102 @@ fn an_unused_daemon_ends_by_itself() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(left(dir.path()).is_empty(), "{:?}", left(dir.path()));
 }
+
+/// The lines of a daemon's log, as they come.
+struct Log(std::sync::mpsc::Receiver<String>);
+
+impl Log {
+    fn of(child: &mut Child) -> Self {
+        let (lines, log) = std::sync::mpsc::channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).for_each(|line| drop(lines.send(line)))
+        });
+        Self(log)
+    }
+    /// The next line with these words.
+    fn until(&self, words: &str) -> String {
+        loop {
+            let line = self.0.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("never: {words}"));
+            if line.contains(words) {
+                return line;
+            }
+        }
+    }
+}
+
+fn hang_up(child: &Child) {
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGHUP).unwrap();
+}
+
+#[test]
+fn sighup_uses_what_may_change_names_what_may_not_and_refuses_a_wrong_file_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenderd.toml");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    write("[arena]\nsize = \"16MiB\"\n");
+    let admin = ["--admin", "127.0.0.1:0", "--log-format", "json", "--config", file.to_str().unwrap()];
+    let mut child = tenderd(dir.path(), &admin).spawn().unwrap();
+    let log = Log::of(&mut child);
+    let served: serde_json::Value = serde_json::from_str(&log.until("tenderd serves")).unwrap();
+    let admin = served["admin"].as_str().unwrap().to_owned();
+
+    write("[arena]\nsize = \"32MiB\"\n[limits]\nmax_sessions = 1\n[log]\nlevel = \"debug\"\n");
+    hang_up(&child);
+    let line = log.until("needs a restart");
+    assert!(line.contains("arena.size") && line.contains("16.0 MiB") && line.contains("32.0 MiB"), "{line}");
+    let line = log.until("limits.max_sessions");
+    assert!(line.contains("\"old\":\"default\"") && line.contains("\"new\":\"1\""), "{line}");
+    log.until("log.level");
+    log.until("was read again");
+
+    write("[limits]\nmax_sessions = 0\nsize = 3\n");
+    hang_up(&child);
+    let line = log.until("nothing of it is used");
+    assert!(line.contains("tenderd.toml") && line.contains("line 3"), "{line}");
+
+    // Only the level of the file lets this line through.
+    write("[arena]\nsize = \"16MiB\"\n[log]\nlevel = \"error\"\n");
+    hang_up(&child);
+    let counted = |what: &str| {
+        let give_up = Instant::now() + PATIENCE;
+        while !metrics(&admin).contains(what) {
+            assert!(Instant::now() < give_up, "never: {what}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    counted("tender_reloads_total{what=\"configuration\",outcome=\"used\"} 2");
+    counted("tender_reloads_total{what=\"configuration\",outcome=\"refused\"} 1");
+    let at_error = log.0.try_iter().filter(|line| line.contains("was read again")).count();
+    assert_eq!(at_error, 0, "the level was error by then");
+    signalled(&mut child, Signal::SIGTERM);
+}
+
+fn metrics(admin: &str) -> String {
+    use std::io::{Read, Write};
+    let mut stream = std::net::TcpStream::connect(admin).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_line_of_text_begins_with_its_time_and_level_and_one_of_json_is_an_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut child, line) = start(&mut tenderd(dir.path(), &["--arena-size", "16MiB"]));
+    let mut words = line.split_whitespace();
+    let time = words.next().unwrap();
+    assert!(time.len() == "2026-01-31T23:59:59.123Z".len() && time.ends_with('Z'), "{line}");
+    assert_eq!(
+        (words.next(), words.next(), words.next()),
+        (Some("INFO"), Some("tenderd"), Some("serves")),
+        "{line}"
+    );
+    signalled(&mut child, Signal::SIGTERM);
+    let (mut child, line) =
+        start(&mut tenderd(dir.path(), &["--arena-size", "16MiB", "--log-format", "json"]));
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!((line["level"].as_str(), line["message"].as_str()), (Some("INFO"), Some("tenderd serves")));
+    signalled(&mut child, Signal::SIGTERM);
+}

@@ -21,6 +21,7 @@
 //! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
+pub mod chromium;
 pub mod conserve;
 pub mod daemon;
 pub mod fixture;

@@ -262,3 +262,52 @@ async fn field_32_a_terminated_daemon_is_not_ready_first_and_ends_in_its_grace_t
         "no socket is left"
     );
 }
+
+/// The bytes that a daemon re-attaches: it looks at what it finds in the file, and touches the pages anew.
+const BIG: u64 = 1 << 30;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn field_32_a_daemon_that_re_attaches_a_big_arena_is_live_meanwhile_and_ready_after_it() {
+    let mut daemon = Probed::start(on_tmpfs(), BIG, true);
+    daemon.until_ready().await;
+    let descriptor = fixture::small("field 32 big", SLOT_BLOCK_BYTES);
+    let full = fixture::full(&descriptor);
+    let client = RawClient::connect(&daemon.target()).await.unwrap();
+    let session = client.open_registered(&descriptor).await;
+    for n in 0..50 {
+        session.must_store(&descriptor, fixture::chunk(n), fixture::PART, full).await;
+    }
+    let mut daemon = Probed::start(daemon.kill(), BIG, true);
+    let admin = daemon.admin().await;
+    let mut not_ready = 0;
+    loop {
+        assert_eq!(http_status(&admin, "/live").await, 200, "live all the while");
+        match http_status(&admin, "/ready").await {
+            200 => break,
+            code => assert_eq!(code, 503, "a clear no"),
+        }
+        not_ready += 1;
+        assert!(daemon.begun.elapsed() < PATIENCE, "it does not become ready");
+    }
+    println!("{not_ready} times live and not ready; ready after {:?}", daemon.begun.elapsed());
+    let client = RawClient::connect(&daemon.target()).await.unwrap();
+    let session = client.open_registered(&descriptor).await;
+    let all: Vec<_> = (0..50).map(fixture::chunk).collect();
+    let states = session.states(descriptor.digest(), &all).await;
+    assert!(states.iter().all(|state| *state == v1::ChunkState::Ready), "{states:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn field_32_a_wedged_daemon_answers_no_probe_and_answers_again_when_it_runs() {
+    let mut daemon = Probed::start(on_tmpfs(), 16 << 20, false);
+    let admin = daemon.until_ready().await;
+    daemon.signal(nix::sys::signal::Signal::SIGSTOP);
+    for path in ["/live", "/ready", "/metrics", "/status.json"] {
+        // The kernel takes the connection, and nobody answers: a probe's time runs out, which counts as a failure.
+        let asked = tokio::time::timeout(PROBE_TIMEOUT, http_status(&admin, path)).await;
+        assert!(asked.is_err(), "{path}: a stopped process answers {asked:?}");
+    }
+    daemon.signal(nix::sys::signal::Signal::SIGCONT);
+    assert_eq!(http_status(&admin, "/live").await, 200);
+    assert_eq!(http_status(&admin, "/ready").await, 200, "it was never told to stop");
+}

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 
-use super::flags::DiskSettings;
-use super::{ConfigError, at_least_one, defaults, unusable};
+use super::check::{at_least_one, unusable};
+use super::flags::disk::DiskSettings;
+use super::{ConfigError, defaults};
 use crate::tier::disk::{BESIDE_SEGMENTS_BYTES, MIN_SEGMENTS};
 
 /// Segments are counted in 32 bits, and each is one open file.

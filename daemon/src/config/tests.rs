@@ -275,3 +275,61 @@ fn a_disk_tier_needs_a_folder_a_size_and_segments_that_fit() {
         assert!(error.starts_with(&format!("--{flag} ")), "{text}: {error}");
     }
 }
+
+#[test]
+fn a_changed_file_gives_what_may_change_and_names_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenderd.toml");
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    write("[arena]\nsize = \"1GiB\"\n[limits]\nmax_sessions = 7\n");
+    let config = load(&["--config", file.to_str().unwrap(), "--lease-default", "5s"]).unwrap();
+    let reread = |source: &Source| source.reread().map(Option::unwrap);
+    assert_eq!(reread(&config.source).unwrap().changes, [], "nothing has changed");
+
+    write(
+        "[arena]\nsize = \"2GiB\"\n[lease]\ndefault = \"7s\"\nmax = \"20s\"\n[limits]\nmax_sessions = 9\n[log]\nlevel = \"debug\"\n",
+    );
+    let first = reread(&config.source).unwrap();
+    let told: Vec<_> = first.changes.iter().map(|c| (&*c.key, &*c.old, &*c.new, c.used)).collect();
+    let expected = [
+        ("arena.size", "1.0 GiB", "2.0 GiB", false),
+        ("lease.max", "default", "20s", true),
+        ("limits.max_sessions", "7", "9", true),
+        ("log.level", "default", "debug", true),
+    ];
+    assert_eq!(told, expected, "a flag hides what the file says of the lease's default");
+    let (engine, old) = (&first.config.engine, &config.engine);
+    assert_eq!((engine.max_sessions, engine.max_lease), (9, Duration::from_secs(20)));
+    assert_eq!((&engine.arena, engine.default_lease), (&old.arena, Duration::from_secs(5)));
+    assert_eq!(engine.max_inflight_bytes, old.max_inflight_bytes, "a share of the arena that is there");
+    assert_eq!(first.config.log_level, "debug");
+
+    let again = reread(&first.config.source).unwrap().changes;
+    assert_eq!(
+        again.iter().map(|c| &*c.key).collect::<Vec<_>>(),
+        ["arena.size"],
+        "told each time until it is used"
+    );
+
+    for (wrong, key) in
+        [("[limits]\nmax_sessions = 0\n", "max-sessions"), ("[limits]\nmax_session = 1\n", "max_session")]
+    {
+        write(wrong);
+        let error = first.config.source.reread().unwrap_err().to_string();
+        assert!(error.contains(key), "{error}");
+    }
+    assert!(load(&[]).unwrap().source.reread().unwrap().is_none(), "without a file there is none to read");
+}
+
+#[test]
+fn what_is_used_must_fit_what_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenderd.toml");
+    std::fs::write(&file, "").unwrap();
+    let config = load(&["--config", file.to_str().unwrap()]).unwrap();
+    // Right for the arena of the next start, and too much for the one that is there.
+    let larger = "[arena]\nsize = \"8GiB\"\n[limits]\nmax_session_inflight = \"2GiB\"\n";
+    std::fs::write(&file, larger).unwrap();
+    let error = config.source.reread().unwrap_err().to_string();
+    assert!(error.contains("--max-session-inflight"), "{error}");
+}

@@ -60,8 +60,11 @@ pub struct Engine {
 /// What readers and writers keep alive.
 #[derive(Debug)]
 struct Core {
+    /// As at the start.
     config: EngineConfig,
+    limits: ArcSwap<Limits>,
     clock: Arc<dyn Clock>,
+    begun: Instant,
     max_part_bytes: u64,
     draining: AtomicBool,
     readers: AtomicU64,
@@ -137,16 +140,32 @@ impl Engine {
             restored: Restored::default(),
             scrub: scrub::Scrub::default(),
             watcher: OnceLock::new(),
+            limits: ArcSwap::from_pointee(Limits::from(&config)),
             config,
             clock,
+            begun: begin,
         };
         core.restored = core.restore(old, begin);
         Self { core: Arc::new(core) }
     }
 
-    /// As it was given.
+    /// As it was given; what may change since is in [`Engine::limits`].
     pub fn config(&self) -> &EngineConfig {
         &self.core.config
+    }
+    /// What holds now.
+    pub fn limits(&self) -> Limits {
+        **self.core.limits.load()
+    }
+    /// From now on these hold, for what comes: nothing that was granted is taken back.
+    pub fn set_limits(&self, limits: Limits) {
+        let core = &self.core;
+        core.limits.store(Arc::new(limits));
+        core.inflight.set_limit(limits.max_inflight_bytes);
+        core.staging.set_limit(limits.max_total_staging_bytes);
+        core.sessions.set_limits(limits.max_sessions, limits.max_session_inflight_bytes);
+        core.leases.set_limit(limits.max_leases_per_session);
+        core.namespaces.set_limit(limits.max_namespaces);
     }
     /// Largest part that can be stored: the configured limit, cut to what budgets and arena can take.
     pub fn max_part_bytes(&self) -> u64 {
@@ -360,6 +379,7 @@ impl Engine {
         let (leases, pins) = core.leases.counts();
         let pool = core.arena.pool();
         let namespaces = core.namespaces.list();
+        let domains = core.domains(&namespaces);
         Stats {
             arena_bytes: pool.capacity_bytes(),
             arena_used_bytes: pool.used_bytes(),
@@ -375,6 +395,8 @@ impl Engine {
             expired_reservations: core.reservations.expired_count(),
             scrubbed_bytes: core.scrub.scrubbed_bytes.load(Ordering::Relaxed),
             quarantined_chunks: core.scrub.quarantined_chunks.load(Ordering::Relaxed),
+            eviction_ages_seconds: core.index.evicted_ages(),
+            domains,
             namespaces: namespaces.into_iter().map(|(namespace, name)| namespace.stats(name)).collect(),
             refusals: core.refusals.list(),
         }
@@ -431,6 +453,7 @@ impl Core {
     }
 
     fn sweep(&self, now: Instant) {
+        self.index.tell_time(now.saturating_duration_since(self.begun));
         self.leases.expire(now);
         loop {
             let mut deadlines = self.deadlines.lock();
@@ -444,7 +467,7 @@ impl Core {
 
     fn attach(&self, session: SessionId, bytes: u64) -> Result<Handover, Reason> {
         let session = self.sessions.get(session).map_err(|refusal| refusal.reason)?;
-        if bytes > self.config.max_staging_bytes {
+        if bytes > self.limits.load().max_staging_bytes {
             return Err(Reason::TooLarge);
         }
         let broken = |error: std::io::Error| {

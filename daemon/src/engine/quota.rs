@@ -1,10 +1,11 @@
 //! What a domain may hold. A domain at its quota makes room for what it stores by evicting what it has not used for
 //! longest: of its own, never of others.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Core;
+use super::{Core, DomainStats};
 use crate::access::policy::StorageQuota;
 use crate::namespace::Namespace;
 
@@ -25,6 +26,35 @@ impl Core {
             self.tell(|watcher| watcher.lost(evicted.namespace, evicted.chunk));
         }
         true
+    }
+
+    /// The numbers of each domain that has a namespace or a quota.
+    pub(super) fn domains(&self, namespaces: &[(Arc<Namespace>, Option<String>)]) -> Vec<DomainStats> {
+        let named = |domain: &str| DomainStats { domain: domain.to_owned(), ..DomainStats::default() };
+        let mut domains = BTreeMap::new();
+        for (domain, quota) in self.quotas.load().iter() {
+            let quota_bytes = quota.bytes;
+            domains.insert(
+                domain.to_string(),
+                DomainStats { quota_bytes, quota_chunks: quota.chunks, ..named(domain) },
+            );
+        }
+        for (namespace, _) in namespaces {
+            let domain = &namespace.descriptor.domain;
+            if domain.is_empty() {
+                continue;
+            }
+            let numbers = namespace.stats(None);
+            let sums = domains.entry(domain.clone()).or_insert_with(|| named(domain));
+            sums.ready_bytes += numbers.ready_bytes;
+            sums.ready_chunks += numbers.ready_chunks;
+            sums.inflight_bytes += namespace.inflight.used_bytes();
+            sums.lookups += numbers.lookups;
+            sums.hits += numbers.hits;
+            sums.stored_bytes += numbers.stored_bytes;
+            sums.evicted_chunks += numbers.evicted_chunks;
+        }
+        domains.into_values().collect()
     }
 }
 

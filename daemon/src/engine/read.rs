@@ -24,17 +24,18 @@ impl Engine {
         chunks: &[ChunkId],
         ask: LeaseAsk,
     ) -> Result<LookupAnswer, Refusal> {
-        self.lookup_with(session, namespace, chunks, ask, |_| false)
+        self.lookup_with(session, namespace, chunks, ask, |_, _| {})
     }
 
-    /// The same where some chunks that are not there are on their way: they are PENDING.
+    /// The same where others than the arena have a word on a chunk that is not there: that it is on its way, or why it
+    /// cannot be had. What they say is the answer, and is what counts.
     pub(crate) fn lookup_with(
         &self,
         session: SessionId,
         namespace: NamespaceDigest,
         chunks: &[ChunkId],
         ask: LeaseAsk,
-        comes: impl Fn(usize) -> bool,
+        amend: impl Fn(usize, &mut ChunkAnswer),
     ) -> Result<LookupAnswer, Refusal> {
         let core = &self.core;
         core.counted(|| {
@@ -42,8 +43,8 @@ impl Engine {
             let (session, namespace) = core.bound(session, namespace)?;
             let mut answer = core.lookup(session.id, &namespace, chunks, ask)?;
             for (index, chunk) in answer.chunks.iter_mut().enumerate() {
-                if matches!(chunk, ChunkAnswer::Miss(_)) && comes(index) {
-                    *chunk = ChunkAnswer::Pending;
+                if matches!(chunk, ChunkAnswer::Miss(_)) {
+                    amend(index, chunk);
                 }
             }
             count(&namespace, &answer.chunks);
@@ -101,7 +102,8 @@ impl Core {
         let (lease, locate) = match ask {
             LeaseAsk::None => (None, false),
             LeaseAsk::Lease { ttl, locate } => {
-                (Some(ttl.unwrap_or(self.config.default_lease).min(self.config.max_lease)), locate)
+                let limits = self.limits.load();
+                (Some(ttl.unwrap_or(limits.default_lease).min(limits.max_lease)), locate)
             }
         };
         let mut pins = Vec::new();
@@ -168,7 +170,7 @@ fn no_lease(reason: Reason, core: &Core) -> Refusal {
     match reason {
         Reason::TooMany => Refusal::new(
             reason,
-            format!("one lease more than {} of a session", core.config.max_leases_per_session),
+            format!("one lease more than {} of a session", core.limits.load().max_leases_per_session),
             "release leases, or look up without one",
         ),
         _ => Refusal::new(reason, "a lease", "open a new session"),

@@ -153,7 +153,7 @@ impl Core {
         }
         let extent = self.allocate(ask.bytes).ok_or(Door::Refused(Reason::NoSpace))?;
         let id = self.reservations.next_id().map_err(Door::Refused)?;
-        let held = self.index.hold(wanted, id, now + self.config.reservation, |place, deadline| {
+        let held = self.index.hold(wanted, id, now + self.limits.load().reservation, |place, deadline| {
             let claim = Claim {
                 namespace: Arc::clone(namespace),
                 chunk: ask.chunk,
@@ -193,7 +193,9 @@ impl Core {
         // Until its last part is in, a chunk's parts are all in flight: one that cannot fit never gets READY.
         let chunk_bytes: u64 = (0..).map(PartIndex).map_while(|part| group.block_bytes(part)).sum::<u64>()
             * u64::from(coverage.count());
-        if bytes > self.max_part_bytes || chunk_bytes > self.config.max_inflight_bytes {
+        let limits = self.limits.load();
+        let most = self.max_part_bytes.min(limits.max_session_inflight_bytes);
+        if bytes > most || chunk_bytes > limits.max_inflight_bytes {
             return Err(Reason::TooLarge);
         }
         Ok((coverage, group.parts()))

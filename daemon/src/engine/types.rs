@@ -9,6 +9,7 @@ use tender_proto::{
 };
 
 pub use crate::arena::{ArenaConfig, StartError};
+use crate::metrics::Spread;
 
 /// Everything the engine must be told at start. All of it is checked by the daemon's configuration; there
 /// are no defaults here, so that each has one home.
@@ -41,6 +42,39 @@ pub struct EngineConfig {
     pub max_batch_chunks: usize,
     /// Namespaces known at one time.
     pub max_namespaces: usize,
+}
+
+/// Those of [`EngineConfig`] that may change while the engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(missing_docs, reason = "the configuration says it")]
+pub struct Limits {
+    pub default_lease: Duration,
+    pub max_lease: Duration,
+    pub reservation: Duration,
+    pub max_inflight_bytes: u64,
+    pub max_session_inflight_bytes: u64,
+    pub max_sessions: usize,
+    pub max_leases_per_session: usize,
+    pub max_staging_bytes: u64,
+    pub max_total_staging_bytes: u64,
+    pub max_namespaces: usize,
+}
+
+impl From<&EngineConfig> for Limits {
+    fn from(config: &EngineConfig) -> Self {
+        Self {
+            default_lease: config.default_lease,
+            max_lease: config.max_lease,
+            reservation: config.reservation,
+            max_inflight_bytes: config.max_inflight_bytes,
+            max_session_inflight_bytes: config.max_session_inflight_bytes,
+            max_sessions: config.max_sessions,
+            max_leases_per_session: config.max_leases_per_session,
+            max_staging_bytes: config.max_staging_bytes,
+            max_total_staging_bytes: config.max_total_staging_bytes,
+            max_namespaces: config.max_namespaces,
+        }
+    }
 }
 
 /// Whether a lookup leases what it finds READY.
@@ -237,10 +271,48 @@ pub struct Stats {
     pub scrubbed_bytes: u64,
     /// Chunks whose bytes had changed and that were taken out.
     pub quarantined_chunks: u64,
+    /// How long evicted chunks had not been used. Grows only.
+    pub eviction_ages_seconds: Spread,
     /// In the order of their registration.
     pub namespaces: Vec<NamespaceStats>,
+    /// Of tenants: those that have a namespace or a quota, by name.
+    pub domains: Vec<DomainStats>,
     /// Every reason that was ever given and how often; misses are not refusals. Grows only.
     pub refusals: Vec<(Reason, u64)>,
+}
+
+impl Stats {
+    /// Of the free bytes, the share that is not in the largest piece; 0 when nothing is free.
+    pub fn fragmentation(&self) -> f64 {
+        let free = self.arena_bytes.saturating_sub(self.arena_used_bytes);
+        let outside = free.saturating_sub(self.arena_largest_free_bytes);
+        if free == 0 { 0.0 } else { outside as f64 / free as f64 }
+    }
+}
+
+/// One domain's numbers: the sums of its namespaces, and what it may hold.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct DomainStats {
+    /// Its name.
+    pub domain: String,
+    /// 0 for no limit.
+    pub quota_bytes: u64,
+    /// 0 for no limit.
+    pub quota_chunks: u64,
+    /// Bytes of the READY chunks' parts.
+    pub ready_bytes: u64,
+    /// Chunks that lookups find.
+    pub ready_chunks: u64,
+    /// Bytes of unfinished chunks.
+    pub inflight_bytes: u64,
+    /// Keys asked for.
+    pub lookups: u64,
+    /// Keys answered READY.
+    pub hits: u64,
+    /// Bytes of parts that became READY.
+    pub stored_bytes: u64,
+    /// Chunks that made room for others.
+    pub evicted_chunks: u64,
 }
 
 /// One namespace's numbers.

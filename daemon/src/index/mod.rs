@@ -16,13 +16,14 @@ mod walk;
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tender_proto::{ChunkId, Coverage, NamespaceDigest, PartIndex, Reason, ReservationId};
 
 use crate::admission::Permit;
 use crate::arena::catalogue::{Catalogue, PartEntry};
 use crate::engine::Already;
+use crate::metrics::{AGE_SECONDS, Histogram, Spread};
 use crate::namespace::Namespace;
 use crate::sync::{Mutex, MutexGuard, Planted, planted};
 pub(crate) use audit::{IndexAudit, recorded};
@@ -116,6 +117,7 @@ pub(crate) struct Dropped {
 pub(crate) struct Index {
     shards: [Mutex<Shard>; SHARDS],
     recency: Recency,
+    evicted_ages: Histogram,
     hasher: Hashes,
     catalogue: Arc<Catalogue>,
 }
@@ -125,6 +127,7 @@ impl Index {
         Arc::new(Self {
             shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
             recency: Recency::new(),
+            evicted_ages: Histogram::new(AGE_SECONDS),
             hasher: Hashes::default(),
             catalogue,
         })
@@ -353,6 +356,7 @@ impl Index {
             let entry = shard.slab.get(slot)?;
             let (hash, namespace, chunk) =
                 (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
+            self.evicted_ages.observe(self.recency.age_seconds(entry.used_tick));
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
@@ -388,6 +392,7 @@ impl Index {
             let Some(entry) = shard.slab.get(slot).filter(same) else { continue };
             let (hash, namespace, chunk) =
                 (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
+            self.evicted_ages.observe(self.recency.age_seconds(entry.used_tick));
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
@@ -396,6 +401,15 @@ impl Index {
             return version.map(|_freed| Evicted { namespace: namespace.digest, chunk });
         }
         None
+    }
+
+    /// How long it is since the start, for the ages of what is evicted. Whoever sweeps says so.
+    pub(crate) fn tell_time(&self, since_start: Duration) {
+        self.recency.tell_time(since_start);
+    }
+    /// How long evicted chunks had not been used, in seconds.
+    pub(crate) fn evicted_ages(&self) -> Spread {
+        self.evicted_ages.spread()
     }
 
     /// Arena bytes that evicting everything evictable would free.

@@ -130,7 +130,7 @@ impl GetStream {
                 &shared.fair,
                 &identity.tenant,
                 shared.max_frame_bytes,
-                shared.engine.config().max_lease,
+                shared.engine.limits().max_lease,
             ),
             _lease: None,
         }

@@ -103,14 +103,14 @@ impl Asked {
     }
 
     pub(super) fn answer(&self, shared: &Shared, below: &Below) -> Result<v1::LookupResponse, Refusal> {
-        let comes = |index| below.expected_ms(index).is_some();
-        let mut found =
-            shared.engine.lookup_with(self.session, self.namespace, &self.chunks, self.ask, comes)?;
-        for (index, answer) in found.chunks.iter_mut().enumerate() {
-            if let (ChunkAnswer::Miss(reason), Some(why)) = (answer, below.why(index)) {
-                *reason = why;
+        let amend = |index, answer: &mut ChunkAnswer| {
+            if below.expected_ms(index).is_some() {
+                *answer = ChunkAnswer::Pending;
+            } else if let Some(why) = below.why(index) {
+                *answer = ChunkAnswer::Miss(why);
             }
-        }
+        };
+        let found = shared.engine.lookup_with(self.session, self.namespace, &self.chunks, self.ask, amend)?;
         let lease = found.lease;
         // A scheduler asks once for each request, workers ask again for their load.
         if let (Some(stack), true, Some(_)) = (&shared.stack, self.fetch, lease)
@@ -144,7 +144,7 @@ mod tests {
     use crate::config::Config;
     use crate::engine::tests::{Bench, a, b, chunk, chunk_of};
     use crate::fair::Fair;
-    use crate::metrics::Metrics;
+    use crate::metrics::{Format, Metrics, Scene};
     use crate::rpc::status::RefusalLog;
     use crate::shutdown::Phase;
     use crate::tier::fake::{FakeTier, Heard};
@@ -232,7 +232,9 @@ mod tests {
         let misses: u64 = stats.misses.iter().map(|(_, count)| count).sum();
         assert_eq!(stats.lookups, stats.hits + stats.pendings + misses);
         assert_eq!(stats.pendings, 2, "two lookups were told that it comes");
-        let metrics = rig.shared.metrics.render(Some(&rig.bench.engine), rig.shared.stack.as_deref());
+        let scene =
+            Scene { engine: Some(&rig.bench.engine), stack: rig.shared.stack.as_deref(), ready: true };
+        let metrics = rig.shared.metrics.render(scene, Format::Prometheus);
         assert!(metrics.contains("tender_tier_fetched_chunks_total{tier=\"shared\"} 1"), "{metrics}");
     }
 

@@ -20,7 +20,7 @@ pub(super) async fn receive(
     mut frames: Streaming<v1::PutFrame>,
 ) -> Result<Vec<StoreAnswer>, Status> {
     // Nothing is reserved by this call yet, so nothing else bounds the wait.
-    let patience = Instant::now() + shared.engine.config().reservation;
+    let patience = Instant::now() + shared.engine.limits().reservation;
     let Ok(first) = timeout_at(patience, frames.message()).await else { return Ok(Vec::new()) };
     let Some(first) = first.map_err(|status| broken(shared, &status))? else { return Ok(Vec::new()) };
     let session =
@@ -72,7 +72,7 @@ struct Part {
 
 impl<'a> Receiver<'a> {
     fn new(engine: &'a Engine, session: SessionId, max_frame_bytes: usize) -> Self {
-        let idle = engine.config().reservation;
+        let idle = engine.limits().reservation;
         Self { engine, session, max_frame_bytes, idle, part: None, answers: Vec::new() }
     }
 

@@ -71,20 +71,20 @@ impl SessionStream {
         let opened = opening.in_scope(|| engine.open_session_of(owner, &request.client_name, request.pid));
         let id = opened.map_err(|no| shared.refuse("session", no))?;
         let session = OpenSession { engine: Arc::clone(engine), id };
-        let config = engine.config();
+        let (config, limits) = (engine.config(), engine.limits());
         let opened = v1::SessionOpened {
             session_id: Bytes::copy_from_slice(id.as_bytes()),
             boot_id: Bytes::copy_from_slice(shared.boot.as_bytes()),
             daemon_version: env!("CARGO_PKG_VERSION").into(),
             shm_offered: is_local && attach != Attach::Nobody,
             arena_bytes: engine.arena_file_bytes(),
-            default_lease_ms: millis(config.default_lease),
-            max_lease_ms: millis(config.max_lease),
-            reservation_ms: millis(config.reservation),
+            default_lease_ms: millis(limits.default_lease),
+            max_lease_ms: millis(limits.max_lease),
+            reservation_ms: millis(limits.reservation),
             max_frame_bytes: shared.max_frame_bytes as u64,
             max_part_bytes: engine.max_part_bytes(),
             max_batch_chunks: u32::try_from(config.max_batch_chunks).unwrap_or(u32::MAX),
-            max_staging_bytes: config.max_staging_bytes,
+            max_staging_bytes: limits.max_staging_bytes,
         };
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);

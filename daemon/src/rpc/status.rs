@@ -38,6 +38,7 @@ impl Shared {
     /// A refusal that the engine gave, and has counted.
     pub(super) fn refuse(&self, call: &'static str, refusal: Refusal) -> Status {
         let reason = refusal.reason;
+        self.metrics.refused(call, &refusal);
         if let Some(left_out) = self.refusals.due(reason, Instant::now()) {
             tracing::warn!(call, %reason, left_out, "{refusal}");
         }

@@ -19,6 +19,7 @@ use tender_proto::{ChunkId, Coverage, NamespaceDigest, Reason};
 use super::cost::{Cost, Sample};
 use super::{Available, FetchError, TierKind, TierNamespace};
 use crate::config::StackConfig;
+use crate::metrics::{FETCH_SECONDS, Histogram, Spread};
 
 /// A chunk that could not be had is not asked for again sooner: a prefix of a thousand chunks that a dead peer has would
 /// else cost each request anew.
@@ -67,11 +68,13 @@ pub(super) enum End {
 }
 
 /// Totals of one tier since the start, and its moment.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, PartialEq, Default, Debug)]
 pub(crate) struct LaneStats {
     pub(crate) begun: u64,
     pub(crate) brought: u64,
     pub(crate) brought_bytes: u64,
+    /// Of those, from the question to READY.
+    pub(crate) fetch_seconds: Spread,
     /// Of those that this tier was asked for, by reason.
     pub(crate) failures: BTreeMap<&'static str, u64>,
     /// Found here, and not begun for want of room.
@@ -106,6 +109,7 @@ struct Lane {
     running: usize,
     bytes: u64,
     cost: Cost,
+    fetch_seconds: Histogram,
     stats: LaneStats,
 }
 
@@ -129,6 +133,7 @@ impl Fetches {
             running: 0,
             bytes: 0,
             cost: Cost::assumed(kind),
+            fetch_seconds: Histogram::new(FETCH_SECONDS),
             stats: LaneStats::default(),
         };
         let inner = Inner {
@@ -277,6 +282,7 @@ impl Fetches {
         let one = |(index, lane): (usize, &Lane)| LaneStats {
             under_way: inner.wanted.values().filter(|wanted| wanted.lane == index).count() as u64,
             under_way_bytes: lane.bytes,
+            fetch_seconds: lane.fetch_seconds.spread(),
             latency: lane.cost.latency(),
             bytes_per_second: lane.cost.bytes_per_second(),
             ..lane.stats.clone()
@@ -298,6 +304,7 @@ impl Fetches {
                 let Some(lane) = inner.lanes.get_mut(*from) else { return };
                 lane.stats.brought += 1;
                 lane.stats.brought_bytes += wanted.bytes;
+                lane.fetch_seconds.observe(ended.saturating_duration_since(wanted.asked).as_secs_f64());
                 // What another tier had tried before says nothing about this one.
                 if *from == turn.lane
                     && let Some(begun) = wanted.begun

@@ -110,6 +110,16 @@ impl FetchError {
     }
 }
 
+/// What is known of another daemon.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PeerState {
+    pub(crate) address: String,
+    /// It is not asked now because it failed.
+    pub(crate) left_alone: bool,
+    /// Lately; 0 where nothing came yet.
+    pub(crate) bytes_per_second: u64,
+}
+
 /// What became of a chunk that a tier was given to keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kept {
@@ -157,6 +167,16 @@ pub(crate) trait Tier: fmt::Debug + Send + Sync {
     /// Forgets a namespace. After `Ok`, nothing that was stored before is found or fetched through this tier by any
     /// daemon, nor kept by a call that is under way.
     async fn reset(&self, namespace: &TierNamespace) -> Result<(), String>;
+
+    /// What is left alone now because it failed, by what it is.
+    fn open_breakers(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// The daemons that it knows.
+    fn peers(&self) -> Vec<PeerState> {
+        Vec::new()
+    }
 
     /// The daemon ends: brings to an end by the deadline what would be lost, and withdraws.
     async fn drain(&self, deadline: Instant);

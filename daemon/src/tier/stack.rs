@@ -17,7 +17,7 @@ use tender_proto::{ChunkId, GroupIndex, GroupKind, NamespaceDigest, Reason, Refu
 use super::behind::{Behind, KeepStats, Keeper};
 use super::calls::Calls;
 use super::fetches::{End, Fetch, Fetches, LaneStats, Sought};
-use super::{Available, FetchError, Tier, TierKind, TierNamespace};
+use super::{Available, FetchError, PeerState, Tier, TierKind, TierNamespace};
 use crate::config::StackConfig;
 use crate::engine::{Engine, House, ResetAnswer, ResetScope};
 use crate::task::Group;
@@ -63,7 +63,7 @@ struct Finds {
 }
 
 /// One tier's numbers.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) struct TierStats {
     pub(crate) kind: TierKind,
     /// Chunks it was asked for, and those that it had.
@@ -73,6 +73,8 @@ pub(crate) struct TierStats {
     pub(crate) late_finds: u64,
     pub(crate) lane: LaneStats,
     pub(crate) keeps: KeepStats,
+    /// What is left alone now because it failed.
+    pub(crate) breakers: Vec<(&'static str, u64)>,
 }
 
 impl Stack {
@@ -229,15 +231,25 @@ impl Stack {
         let inner = &self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let parts = inner.kinds.iter().zip(&inner.finds).zip(inner.fetches.stats()).zip(inner.behind.stats());
-        let one = |(((&kind, finds), lane), keeps): (((&TierKind, &Finds), _), _)| TierStats {
+        // Those that have ended leave nobody alone.
+        let running = inner.running.read().clone();
+        let breakers = |at: usize| running.as_ref().map_or_else(Vec::new, |r| r.tiers[at].open_breakers());
+        let one = |(at, (((&kind, finds), lane), keeps)): (usize, (((&TierKind, &Finds), _), _))| TierStats {
             kind,
             asked_chunks: read(&finds.asked_chunks),
             found_chunks: read(&finds.found_chunks),
             late_finds: read(&finds.late),
             lane,
             keeps,
+            breakers: breakers(at),
         };
-        parts.map(one).collect()
+        parts.enumerate().map(one).collect()
+    }
+
+    /// Other daemons that the tiers know.
+    pub(crate) fn known_peers(&self) -> Vec<PeerState> {
+        let running = self.inner.running.read().clone();
+        running.iter().flat_map(|running| &running.tiers).flat_map(|tier| tier.peers()).collect()
     }
 }
 

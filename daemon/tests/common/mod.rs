@@ -75,13 +75,21 @@ impl Daemon {
     }
     /// Status and body of a GET on the admin port.
     pub(crate) async fn http(&self, path: &str) -> (u16, String) {
+        let (head, body) = self.http_with(path, "").await;
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body)
+    }
+    /// Head and body of a GET with more headers, each with its line's end.
+    pub(crate) async fn http_with(&self, path: &str, headers: &str) -> (String, String) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut stream = tokio::net::TcpStream::connect(self.app.admin_address().unwrap()).await.unwrap();
-        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await.unwrap();
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\n{headers}\r\n").as_bytes())
+            .await
+            .unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).await.unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        (head.to_owned(), body.to_owned())
     }
 }
 

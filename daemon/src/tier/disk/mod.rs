@@ -194,6 +194,10 @@ impl Tier for Disk {
         TierKind::Disk
     }
 
+    fn open_breakers(&self) -> Vec<(&'static str, u64)> {
+        vec![("disk", u64::from(self.shared.health.is_sick()))]
+    }
+
     async fn find(
         &self,
         namespace: &TierNamespace,

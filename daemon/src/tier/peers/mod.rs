@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use tender_proto::{ChunkId, NamespaceDigest};
 use tokio::sync::Semaphore;
 
-use super::{Available, FetchError, Kept, OpenChunk, Tier, TierKind, TierNamespace};
+use super::{Available, FetchError, Kept, OpenChunk, PeerState, Tier, TierKind, TierNamespace};
 use crate::config::Listen;
 use crate::engine::House;
 use crate::metrics::Metrics;
@@ -187,6 +187,15 @@ impl PeerTier {
 impl Tier for PeerTier {
     fn kind(&self) -> TierKind {
         TierKind::Peers
+    }
+
+    fn open_breakers(&self) -> Vec<(&'static str, u64)> {
+        let left_alone = self.pool.states().iter().filter(|peer| peer.left_alone).count();
+        vec![("directory", u64::from(!self.directory.is_up())), ("peers", left_alone as u64)]
+    }
+
+    fn peers(&self) -> Vec<PeerState> {
+        self.pool.states()
     }
 
     async fn find(

@@ -11,6 +11,7 @@ use tender_proto::v1::peer_client::PeerClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::breaker::{Breaker, BreakerTerms};
+use crate::tier::PeerState;
 use crate::tls::Tls;
 
 /// A peer that failed is skipped at once: there are others, and computing.
@@ -72,6 +73,14 @@ impl Pool {
         peer
     }
 
+    /// What is known of each, by address.
+    pub(crate) fn states(&self) -> Vec<PeerState> {
+        let peers: Vec<_> = self.peers.lock().values().cloned().collect();
+        let mut states: Vec<_> = peers.iter().map(|peer| peer.state()).collect();
+        states.sort_unstable_by(|a, b| a.address.cmp(&b.address));
+        states
+    }
+
     /// Closes connections that nobody uses.
     pub(crate) fn close_idle(&self, now: Instant) {
         for peer in self.peers.lock().values() {
@@ -102,6 +111,14 @@ impl Peer {
             None => connection.channel.insert(connect_peer(&self.address, self.tls.as_deref())?).clone(),
         };
         Ok(PeerClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES))
+    }
+    fn state(&self) -> PeerState {
+        let nanos_per_kib = self.nanos_per_kib.load(Ordering::Relaxed);
+        PeerState {
+            address: self.address.to_string(),
+            left_alone: !self.allows(),
+            bytes_per_second: (1024 * 1_000_000_000u64).checked_div(nanos_per_kib).unwrap_or(0),
+        }
     }
     /// Whether it has a chance to answer.
     pub(crate) fn allows(&self) -> bool {

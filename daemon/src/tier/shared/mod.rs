@@ -142,7 +142,6 @@ impl SharedTier {
     }
 
     /// Whether the store is left alone at this moment.
-    #[cfg(test)]
     pub(crate) fn is_left_alone(&self) -> bool {
         self.breaker.is_open(Instant::now())
     }
@@ -206,6 +205,10 @@ async fn sweep(store: &Store, folder: &str, digest: NamespaceDigest) -> Result<(
 impl Tier for SharedTier {
     fn kind(&self) -> TierKind {
         TierKind::Shared
+    }
+
+    fn open_breakers(&self) -> Vec<(&'static str, u64)> {
+        vec![("shared", u64::from(self.is_left_alone()))]
     }
 
     async fn find(

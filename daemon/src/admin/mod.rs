@@ -1,5 +1,11 @@
-//! `/live`, `/ready`, `/metrics` and `/audit` over HTTP, on a thread and a runtime of their own: however busy the daemon is
-//! with bytes, a probe gets its answer.
+//! Probes, metrics, the status page and `/audit` over HTTP, on a thread and a runtime of their own: however busy the daemon
+//! is with bytes, a probe gets its answer.
+//!
+//! `history` is what the last hour was like, `status` what the page is told, `page` the page itself.
+
+mod history;
+mod page;
+mod status;
 
 use std::convert::Infallible;
 use std::io;
@@ -7,15 +13,17 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
+use history::History;
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::engine::{Audit, Engine};
-use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::metrics::{Format, Metrics, Scene};
 use crate::shutdown::Phase;
 use crate::task::{Group, Thread, blocking, thread};
 use crate::tier::Stack;
@@ -36,6 +44,8 @@ pub(crate) struct Sources {
     pub(crate) engine: Arc<OnceLock<Arc<Engine>>>,
     /// Set after that, where there are tiers below the arena.
     pub(crate) stack: Arc<OnceLock<Arc<Stack>>>,
+    /// What the last hour was like.
+    pub(crate) history: Mutex<History>,
     /// Held while everything is recounted.
     pub(crate) auditing: tokio::sync::Mutex<()>,
 }
@@ -74,6 +84,8 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
     let mut phase = sources.phase.clone();
     let stopped = async move { _ = phase.wait_for(|phase| *phase == Phase::Stopped).await };
     tokio::pin!(stopped);
+    let mut sampler = Group::new("sampler");
+    sampler.spawn(history::sample(Arc::clone(&sources)));
     // Dropped at the end, and every connection with it.
     let mut connections = Group::new("probe");
     loop {
@@ -113,14 +125,21 @@ fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
         "/ready" if phase.is_ready() => reply(StatusCode::OK, "text/plain", "ready\n".into()),
         "/ready" => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{}\n", phase.words())),
         "/metrics" => {
-            let engine = sources.engine.get().map(Arc::as_ref);
-            let stack = sources.stack.get().map(Arc::as_ref);
-            reply(StatusCode::OK, CONTENT_TYPE, sources.metrics.render(engine, stack))
+            let accept = request.headers().get(http::header::ACCEPT).and_then(|value| value.to_str().ok());
+            let format = Format::accepted(accept.unwrap_or_default());
+            let scene = Scene {
+                engine: sources.engine.get().map(Arc::as_ref),
+                stack: sources.stack.get().map(Arc::as_ref),
+                ready: phase.is_ready(),
+            };
+            reply(StatusCode::OK, format.content_type(), sources.metrics.render(scene, format))
         }
+        "/" => page::page(),
+        "/status.json" => status::answer(sources),
         _ => reply(
             StatusCode::NOT_FOUND,
             "text/plain",
-            "there are /live, /ready, /metrics and /audit\n".into(),
+            "there are /, /status.json, /live, /ready, /metrics and /audit\n".into(),
         ),
     }
 }
