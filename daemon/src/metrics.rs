@@ -151,6 +151,14 @@ impl Metrics {
         };
         counter.fetch_add(bytes, Ordering::Relaxed);
     }
+    /// Payload bytes that were sent and received so far, on all paths.
+    pub(crate) fn traffic(&self) -> (u64, u64) {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (
+            read(&self.sent_shm_bytes) + read(&self.sent_grpc_bytes),
+            read(&self.received_shm_bytes) + read(&self.received_grpc_bytes),
+        )
+    }
     /// All metrics as OpenMetrics text. Before the engine is there, only what is counted here.
     pub(crate) fn render(&self, engine: Option<&Engine>, stack: Option<&Stack>) -> String {
         let mut registry = Registry::default();

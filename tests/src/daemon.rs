@@ -275,30 +275,38 @@ pub async fn http_get(admin: &SocketAddr, path: &str) -> std::io::Result<(u16, S
 /// The program `tenderd`, built once if it is not there.
 pub fn tenderd() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let test = std::env::current_exe().expect("the test's own path");
-        // target/PROFILE/deps/TEST, or target/PROFILE/BIN.
-        let mut profile = test.parent().expect("a folder");
-        if profile.ends_with("deps") {
-            profile = profile.parent().expect("a profile's folder");
-        }
-        // Whoever builds the whole workspace has built it, with the features of all: again would be from the ground up.
-        let built = profile.join("tenderd");
-        if std::env::var_os("TENDER_TESTS_BUILT").is_some() && built.is_file() {
-            return built;
-        }
-        let release = profile.ends_with("release");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "-p", "tender-daemon", "--bin", "tenderd"]);
-        if release {
-            build.arg("--release");
-        }
-        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
-        let target = profile.parent().expect("a target folder");
-        let status = build.arg("--target-dir").arg(target).current_dir(workspace).status();
-        assert!(status.expect("cargo runs").success(), "tenderd does not build");
-        built
-    })
+    BUILT.get_or_init(|| program("tender-daemon", "tenderd"))
+}
+
+/// The program `tender`, built once if it is not there.
+pub fn tender() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| program("tender-client", "tender"))
+}
+
+fn program(package: &str, name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the test's own path");
+    // target/PROFILE/deps/TEST, or target/PROFILE/BIN.
+    let mut profile = test.parent().expect("a folder");
+    if profile.ends_with("deps") {
+        profile = profile.parent().expect("a profile's folder");
+    }
+    // Whoever builds the whole workspace has built it, with the features of all: again would be from the ground up.
+    let built = profile.join(name);
+    if std::env::var_os("TENDER_TESTS_BUILT").is_some() && built.is_file() {
+        return built;
+    }
+    let release = profile.ends_with("release");
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", package, "--bin", name]);
+    if release {
+        build.arg("--release");
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
+    let target = profile.parent().expect("a target folder");
+    let status = build.arg("--target-dir").arg(target).current_dir(workspace).status();
+    assert!(status.expect("cargo runs").success(), "{name} does not build");
+    built
 }
 
 /// A daemon in a process of its own. It is killed when dropped.

@@ -249,6 +249,10 @@ pub(super) struct LimitSettings {
     /// Namespaces that are known at one time.
     #[arg(long, value_name = "N", env = "TENDERD_MAX_NAMESPACES")]
     pub(super) max_namespaces: Option<usize>,
+    /// Memory that remembers which chunks are not there any more and why, and what was asked for of late, so that `tender
+    /// explain` can tell; 0 for none.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_HISTORY")]
+    pub(super) history: Option<ByteSize>,
     /// Payload of one frame, both ways.
     #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_FRAME")]
     pub(super) max_frame: Option<ByteSize>,
@@ -258,7 +262,7 @@ pub(super) struct LimitSettings {
 }
 overlay!(LimitSettings {
     reservation_time, max_inflight, max_session_inflight, max_sessions, max_leases_per_session, max_part, max_staging,
-    max_total_staging, max_batch_chunks, max_namespaces, max_frame, max_calls_per_connection
+    max_total_staging, max_batch_chunks, max_namespaces, history, max_frame, max_calls_per_connection
 } {});
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]

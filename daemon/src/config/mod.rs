@@ -56,6 +56,8 @@ mod defaults {
     pub(super) const MAX_STAGING: ByteSize = ByteSize::gib(1);
     pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
     pub(super) const MAX_NAMESPACES: usize = 256;
+    /// Some 150,000 chunks, and requests that asked for as many.
+    pub(super) const HISTORY: ByteSize = ByteSize::mib(8);
     pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
     /// A lookup's answer comes after the step that asked for it in any case, and a step takes about as long.
     pub(super) const TIER_LOOKUP_TIME: Span = Span(Duration::from_millis(20));
@@ -394,6 +396,7 @@ fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, ConfigError> 
             "max-namespaces",
             limits.max_namespaces.unwrap_or(defaults::MAX_NAMESPACES),
         )?,
+        history_bytes: limits.history.unwrap_or(defaults::HISTORY).as_u64(),
     };
     fits_together(&config)?;
     Ok(config)
@@ -576,6 +579,7 @@ fn default_text(id: &str) -> Option<String> {
         "max_total_staging" => size(defaults::MAX_TOTAL_STAGING),
         "max_batch_chunks" => MAX_BATCH_CHUNKS.to_string(),
         "max_namespaces" => defaults::MAX_NAMESPACES.to_string(),
+        "history" => size(defaults::HISTORY),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
         "tier-lookup-time" => defaults::TIER_LOOKUP_TIME.to_string(),
