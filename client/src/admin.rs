@@ -1,4 +1,9 @@
-//! An operator's questions: ping, statistics, reset. They need no session and block up to their limit.
+//! An operator's questions: ping, statistics, reset, and (in the files of this folder) why chunks are missing, what the
+//! daemon is, verify and drain. They need no session and block up to their limit.
+
+mod explain;
+mod inspect;
+mod verify;
 
 use std::time::Duration;
 
@@ -13,6 +18,9 @@ use crate::credentials::Credentials;
 use crate::error::ClientError;
 use crate::runtime;
 use crate::transport::connect::{Line, connect};
+pub use explain::{ChunkFate, Explained, Fate, Question, explain};
+pub use inspect::{Directory, Facts, NamespaceInfo, Tenant, Tier, drain, inspect, namespaces};
+pub use verify::{BadChunk, Verified, verify};
 
 /// What a daemon says about itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]

@@ -26,6 +26,7 @@ use crate::fuse::Fuse;
 use crate::hash::{RequestInputs, Uncacheable};
 use crate::lease::HeldLease;
 use crate::plan::{Finish, PlanConfig, PlanCounters, Planner, StepInput, StepPlan};
+use crate::transport::calls::LookupMark;
 use defer::Asked;
 use lookup::Lookup;
 use prefill::Prefill;
@@ -170,7 +171,7 @@ impl SchedulerSide {
         request.take_newer(&self.client, keys.len());
         request.lookup.forget_stale(keys.len());
         if let Lookup::None = request.lookup {
-            request.lookup = self.ask(planned, keys.clone());
+            request.lookup = self.ask(planned, keys.clone(), id);
         }
         let Some(answered) = request.lookup.settle(&self.client, until) else {
             self.client.tally().lookups_later.one();
@@ -194,11 +195,15 @@ impl SchedulerSide {
         Match::Hit(hit)
     }
 
-    fn ask(&self, planned: &Planned, keys: Vec<ChunkId>) -> Lookup {
+    fn ask(&self, planned: &Planned, keys: Vec<ChunkId>, id: &str) -> Lookup {
         match self.client.session(planned.namespace) {
             Ok(session) => {
                 let descriptor = Arc::clone(&planned.descriptor);
-                Lookup::start(&self.client, session, descriptor, planned.namespace, keys)
+                let mark = LookupMark {
+                    request_id: id.to_owned(),
+                    store_after_requests: self.plan.store_after_requests,
+                };
+                Lookup::start(&self.client, session, descriptor, planned.namespace, keys, mark)
             }
             Err(reason) => Lookup::failed(&self.client, reason),
         }

@@ -55,6 +55,7 @@ fn filled() -> Result<Filled, Box<dyn Error>> {
             max_total_staging_bytes: 0,
             max_batch_chunks: 1 << 17,
             max_namespaces: 4,
+            history_bytes: 1 << 20,
         },
         Arc::new(SystemClock),
     )?;

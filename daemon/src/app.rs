@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tender_proto::{BootId, Refusal};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::access::Access;
 use crate::access::policy::PolicyError;
@@ -24,6 +24,7 @@ use crate::fair::Fair;
 use crate::fds;
 use crate::metrics::Metrics;
 use crate::reload::Reload;
+use crate::rpc::desk::{Desk, Facts};
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
@@ -117,6 +118,8 @@ pub struct RunningApp {
     entrance: Option<Entrance>,
     doors: Arc<[Door]>,
     tls: Option<Arc<Tls>>,
+    /// Rung by an operator.
+    drain: Arc<Notify>,
 }
 
 /// What decides who gets in and what they may do.
@@ -217,6 +220,7 @@ impl RunningApp {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
             doubts: Arc::new(Semaphore::new(1)),
+            desk: Desk { facts: Facts::of(&config, &addresses, tls.as_ref()), ..Desk::default() },
         });
         if resident {
             phase.send_replace(Phase::Serving);
@@ -233,6 +237,7 @@ impl RunningApp {
             doors,
             config,
             tls,
+            drain: Arc::clone(&shared.desk.drain),
         };
         app.open_doors(&shared)?;
         app.help();
@@ -380,6 +385,11 @@ impl RunningApp {
                 since = Instant::now();
             }
         }
+    }
+
+    /// Returns once an operator has asked for a drain.
+    pub async fn drain_asked(&self) {
+        self.drain.notified().await;
     }
 
     /// Stops in order: not ready, nothing new, what runs may end within the grace time, then all connections close.

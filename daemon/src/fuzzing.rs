@@ -44,6 +44,7 @@ impl InProcess {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(1)),
             doubts: Arc::new(Semaphore::new(1)),
+            desk: crate::rpc::desk::Desk::default(),
             peers: None,
         };
         Self { shared: Arc::new(shared), _phase: sender }

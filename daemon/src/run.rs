@@ -76,6 +76,7 @@ fn serve(config: Config) -> Result<(), AppError> {
             let successor = tokio::select! {
                 signal = signals.next() => break signal,
                 () = app.unused() => break "no client for the configured time",
+                () = app.drain_asked() => break "an operator asked for a drain",
                 successor = app.successor() => successor,
             };
             let handed_over = tokio::select! {

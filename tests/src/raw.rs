@@ -261,7 +261,16 @@ impl RawSession {
     ) -> Result<v1::LookupResponse, Status> {
         let Ask { lease, lease_ms, locate, fetch } = ask;
         let session_id = self.id.clone();
-        let request = v1::LookupRequest { session_id, namespace, chunks, lease, lease_ms, locate, fetch };
+        let request = v1::LookupRequest {
+            session_id,
+            namespace,
+            chunks,
+            lease,
+            lease_ms,
+            locate,
+            fetch,
+            ..v1::LookupRequest::default()
+        };
         Ok(within(self.client.store.clone().lookup(request)).await?.into_inner())
     }
     /// The states of chunks, no lease.

@@ -109,6 +109,7 @@ fn config(dir: &TempDir) -> EngineConfig {
         max_total_staging_bytes: 3 * STAGING_BYTES,
         max_batch_chunks: 100,
         max_namespaces: 4,
+        history_bytes: 1 << 16,
     }
 }
 
@@ -183,6 +184,7 @@ impl World {
             lease_ms: 0,
             locate: lease,
             fetch: true,
+            ..v1::LookupRequest::default()
         }
     }
     fn reserve(&self, parts: &[(ChunkId, u16)]) -> v1::ReserveRequest {

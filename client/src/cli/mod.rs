@@ -1,11 +1,21 @@
 //! The tool `tender`: what an operator asks a daemon. It lives in the library so that the Python wheel can
 //! carry it too.
 //!
-//! Exit codes: 0 it worked, 1 the daemon could not be reached or said no, 64 the command line is wrong.
+//! Exit codes: 0 it worked, 1 the daemon could not be reached or said no, or what was checked is not well, 64 the command
+//! line is wrong.
 
+mod act;
 mod bench;
+mod differ;
+mod doctor;
+mod explain;
+mod keys;
+mod ls;
+mod pick;
 mod ping;
+mod shell;
 mod stat;
+mod top;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -14,7 +24,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use tender_proto::Reason;
 
 use crate::config::{Address, DEFAULT_ADDRESS};
@@ -24,7 +34,7 @@ use crate::error::ClientError;
 /// As `sysexits.h` has it: the command was used incorrectly.
 const EXIT_USAGE: u8 = 64;
 
-/// Asks a Tender daemon how it is and what it holds.
+/// Asks a Tender daemon how it is and what it holds, why it misses, and tells it what to do.
 #[derive(Debug, Parser)]
 #[command(name = "tender", version, arg_required_else_help = true)]
 struct Cli {
@@ -79,12 +89,43 @@ enum Command {
     Ping(ping::Ping),
     /// Shows what the daemon holds and how it is used.
     Stat(stat::Stat),
+    /// Shows a live view until `q` is pressed; once where the output is no terminal.
+    Top(top::Top),
+    /// Lists namespaces, or says what one is, or why two of them do not share.
+    Ls(ls::Ls),
+    /// Says for each chunk of a request whether it is there, and if not, why.
+    Explain(explain::Explain),
+    /// Has stored bytes read again and compared with their digests. Exits with 1 if some had changed.
+    Verify(act::Verify),
+    /// Makes the daemon forget what it holds.
+    Reset(act::Reset),
+    /// Stops the daemon in order, as SIGTERM does.
+    Drain(act::Drain),
+    /// Checks the daemon, its host and what it depends on. Exits with 1 if something is wrong.
+    Doctor(doctor::Doctor),
+    /// Prints the completion script of a shell.
+    Completions(shell::Completions),
+    /// Prints the manual page.
+    Man(shell::Man),
     /// Measures what a daemon does on this machine, against what the machine can do.
     Bench(bench::Bench),
     /// Replays a recorded load: what arenas of different sizes would have served.
     Replay(bench::Replay),
     #[command(hide = true)]
     BenchPeer(bench::Peer),
+}
+
+/// What a command prints, and whether all is well.
+#[derive(Debug)]
+struct Done {
+    text: String,
+    well: bool,
+}
+
+impl Done {
+    fn well(text: String) -> Self {
+        Self { text, well: true }
+    }
 }
 
 /// Runs the tool with these arguments, the first being its own name.
@@ -98,15 +139,29 @@ where
         Err(error) => return usage(&error),
     };
     let answer = match &cli.command {
-        Command::Ping(command) => command.run(&cli.target),
-        Command::Stat(command) => command.run(&cli.target),
-        Command::Bench(command) => command.run(&cli.target),
-        Command::Replay(command) => command.run(&cli.target),
-        Command::BenchPeer(command) => command.run(),
+        Command::Ping(command) => command.run(&cli.target).map(Done::well),
+        Command::Stat(command) => command.run(&cli.target).map(Done::well),
+        Command::Top(command) => command.run(&cli.target).map(Done::well),
+        Command::Ls(command) => command.run(&cli.target).map(Done::well),
+        Command::Explain(command) => command.run(&cli.target).map(Done::well),
+        Command::Verify(command) => command.run(&cli.target),
+        Command::Reset(command) => command.run(&cli.target).map(Done::well),
+        Command::Drain(command) => command.run(&cli.target).map(Done::well),
+        Command::Doctor(command) => command.run(&cli.target),
+        Command::Completions(command) => Ok(Done::well(command.run(Cli::command()))),
+        Command::Man(command) => command.run(Cli::command()).map(Done::well),
+        Command::Bench(command) => command.run(&cli.target).map(Done::well),
+        Command::Replay(command) => command.run(&cli.target).map(Done::well),
+        Command::BenchPeer(command) => command.run().map(Done::well),
     };
     match answer {
-        // A reader that went away, as `head` does, is no failure of ours.
-        Ok(text) => _ = std::io::stdout().write_all(text.as_bytes()),
+        Ok(done) => {
+            // A reader that went away, as `head` does, is no failure of ours.
+            _ = std::io::stdout().write_all(done.text.as_bytes());
+            if !done.well {
+                return ExitCode::FAILURE;
+            }
+        }
         Err(error) => {
             _ = writeln!(std::io::stderr(), "tender: {}", sentence(&error));
             return ExitCode::FAILURE;
@@ -148,8 +203,6 @@ fn ago(ms: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

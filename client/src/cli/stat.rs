@@ -105,25 +105,25 @@ fn reasons<'a>(out: &mut String, title: &str, counts: impl Iterator<Item = &'a R
     }
 }
 
-fn plain() -> Table {
+pub(super) fn plain() -> Table {
     let mut table = Table::new();
     table.load_preset(NOTHING);
     table
 }
 
 /// Columns apart by two spaces, nothing at the ends of lines.
-fn text(table: &mut Table) -> String {
+pub(super) fn text(table: &mut Table) -> String {
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
     table.trim_fmt()
 }
 
-fn size(bytes: u64) -> String {
+pub(super) fn size(bytes: u64) -> String {
     ByteSize::b(bytes).to_string()
 }
 
-fn percent(part: u64, whole: u64) -> String {
+pub(super) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".into();
     }
@@ -133,7 +133,7 @@ fn percent(part: u64, whole: u64) -> String {
 }
 
 /// Enough of a digest or revision to tell it from others; JSON has all of it.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     text.chars().take(12).collect()
 }
 

@@ -246,4 +246,17 @@ impl Admin for Rpc {
         let dropped = std::mem::take(&mut self.0.held.lock().chunks).len() as u64;
         Ok(Response::new(v1::ResetResponse { dropped_chunks: dropped, fenced_reservations: 0 }))
     }
+    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+    async fn inspect(&self, _: Request<v1::InspectRequest>) -> Result<Response<v1::InspectResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+    type VerifyStream = Events<v1::VerifyProgress>;
+    async fn verify(&self, _: Request<v1::VerifyRequest>) -> Result<Response<Self::VerifyStream>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+    async fn drain(&self, _: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
 }

@@ -53,7 +53,7 @@ impl SchedulerSide {
             if begins {
                 self.client.tally().fetch_waits.one();
             } else if due && matches!(again, Lookup::None) {
-                *again = self.ask(planned, asked.keys.to_vec());
+                *again = self.ask(planned, asked.keys.to_vec(), asked.id);
             }
             return true;
         }

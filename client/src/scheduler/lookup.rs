@@ -10,7 +10,7 @@ use crate::client::{Client, Pace};
 use crate::lease::HeldLease;
 use crate::plan::ChunkView;
 use crate::session::Session;
-use crate::transport::calls::{ChunkAnswer, LookupAsk};
+use crate::transport::calls::{ChunkAnswer, LookupAsk, LookupMark};
 
 /// How long an answer without a lease is believed while its request waits to be scheduled.
 const MISS_TTL: Duration = Duration::from_millis(500);
@@ -69,12 +69,13 @@ impl Lookup {
         descriptor: Arc<Descriptor>,
         namespace: NamespaceDigest,
         keys: Vec<ChunkId>,
+        mark: LookupMark,
     ) -> Self {
         client.tally().lookups.one();
         let (sender, answer) = sync_channel(1);
         let asking = client.clone();
         client.runtime().spawn(async move {
-            let answer = ask(&asking, &session, &descriptor, namespace, &keys).await;
+            let answer = ask(&asking, &session, &descriptor, (namespace, &keys), mark).await;
             // Nobody may be waiting any more; the lease in it then gives itself back.
             _ = sender.send(answer);
         });
@@ -143,8 +144,8 @@ async fn ask(
     client: &Client,
     session: &Arc<Session>,
     descriptor: &Descriptor,
-    namespace: NamespaceDigest,
-    keys: &[ChunkId],
+    (namespace, keys): (NamespaceDigest, &[ChunkId]),
+    mark: LookupMark,
 ) -> Result<Answered, Reason> {
     if keys.len() > session.limits.max_batch_chunks {
         return Err(Reason::TooMany);
@@ -152,7 +153,7 @@ async fn ask(
     let deadline = Instant::now() + client.config().lookup_deadline;
     // The daemon's default lease: how long the request will wait for its worker is not known here.
     let ask = LookupAsk { lease: Duration::ZERO, locate: false, fetch: true };
-    let call = session.calls.lookup(descriptor, namespace, keys, ask);
+    let call = session.calls.lookup_for(mark, descriptor, namespace, keys, ask);
     let answer = client.ask(session, deadline, Pace::Quick, call).await?;
     let lease = answer.lease.map(|grant| HeldLease::new(client, session, grant));
     let at = Instant::now();

@@ -69,6 +69,15 @@ pub(crate) struct LookupAsk {
     pub(crate) fetch: bool,
 }
 
+/// What an operator may later ask a lookup for.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct LookupMark {
+    /// The engine's id of the request; empty for none.
+    pub(crate) request_id: String,
+    /// Requests that must have asked for a chunk before this engine stores it.
+    pub(crate) store_after_requests: u32,
+}
+
 /// A part to be stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ReserveAsk {
@@ -145,6 +154,18 @@ impl Calls {
         chunks: &[ChunkId],
         ask: LookupAsk,
     ) -> Result<LookupAnswer, Refusal> {
+        self.lookup_for(LookupMark::default(), descriptor, namespace, chunks, ask).await
+    }
+
+    /// The same in the name of a request.
+    pub(crate) async fn lookup_for(
+        &self,
+        mark: LookupMark,
+        descriptor: &Descriptor,
+        namespace: NamespaceDigest,
+        chunks: &[ChunkId],
+        ask: LookupAsk,
+    ) -> Result<LookupAnswer, Refusal> {
         let asked = Instant::now();
         let request = v1::LookupRequest {
             session_id: self.session_bytes(),
@@ -154,6 +175,8 @@ impl Calls {
             lease_ms: u64::try_from(ask.lease.as_millis()).unwrap_or(u64::MAX),
             locate: ask.locate,
             fetch: ask.fetch,
+            request_id: mark.request_id,
+            store_after_requests: mark.store_after_requests,
         };
         let answer = self.store().lookup(request).await.map_err(refusal)?.into_inner();
         if answer.chunks.len() != chunks.len() {

@@ -51,6 +51,16 @@ struct Policy {
     operators: Arc<Tenant>,
 }
 
+/// One tenant, for operators.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct TenantFacts {
+    pub(crate) name: String,
+    pub(crate) domain: String,
+    /// 0: no limit.
+    pub(crate) max_bytes: u64,
+    pub(crate) refusals: u64,
+}
+
 /// Who makes a call, and what it may do on every namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
@@ -285,6 +295,22 @@ impl Access {
     pub(crate) fn note(&self, call: &'static str, identity: &Identity, reason: Reason, why: &str) {
         let (caller, tenant) = (identity.caller.to_string(), &identity.tenant.spec.name);
         self.audit.write(&Line { caller: &caller, tenant, call, reason, why });
+    }
+
+    /// The tenants of the policy, for operators.
+    pub(crate) fn tenants(&self) -> Vec<TenantFacts> {
+        let refusals = self.refusals();
+        let one = |tenant: &Arc<Tenant>| {
+            let name = tenant.spec.name.to_string();
+            let own = refusals.iter().filter(|(of, ..)| *of == name);
+            TenantFacts {
+                domain: tenant.spec.domain.to_string(),
+                max_bytes: tenant.spec.storage.bytes,
+                refusals: own.map(|(_, _, count)| count).sum(),
+                name,
+            }
+        };
+        self.policy.load().tenants.iter().map(one).collect()
     }
 
     /// Refusals by tenant and reason.

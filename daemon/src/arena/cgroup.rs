@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 /// What one limit leaves.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Headroom {
+pub(crate) struct Headroom {
     /// The file that states the limit.
-    pub(super) limit: PathBuf,
+    pub(crate) limit: PathBuf,
     /// Limit minus what is used and cannot be reclaimed.
-    pub(super) available_bytes: u64,
+    pub(crate) available_bytes: u64,
 }
 
 /// The tightest limit over this process; `None` without any.
-pub(super) fn headroom() -> Option<Headroom> {
+pub(crate) fn headroom() -> Option<Headroom> {
     let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
     headroom_in(Path::new("/sys/fs/cgroup"), &membership)
 }

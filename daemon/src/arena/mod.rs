@@ -9,7 +9,7 @@
 
 pub mod alloc;
 pub(crate) mod catalogue;
-mod cgroup;
+pub(crate) mod cgroup;
 mod error;
 mod file;
 #[cfg(feature = "fuzzing")]

@@ -119,6 +119,7 @@ pub(super) fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, Co
             "max-namespaces",
             limits.max_namespaces.unwrap_or(defaults::MAX_NAMESPACES),
         )?,
+        history_bytes: limits.history.unwrap_or(defaults::HISTORY).as_u64(),
     };
     fits_together(&config)?;
     Ok(config)

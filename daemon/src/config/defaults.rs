@@ -34,6 +34,8 @@ pub(super) const MAX_PART: ByteSize = ByteSize::gib(1);
 pub(super) const MAX_STAGING: ByteSize = ByteSize::gib(1);
 pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
 pub(super) const MAX_NAMESPACES: usize = 256;
+/// Some 150,000 chunks, and requests that asked for as many.
+pub(super) const HISTORY: ByteSize = ByteSize::mib(8);
 pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
 /// A lookup's answer comes after the step that asked for it in any case, and a step takes about as long.
 pub(super) const TIER_LOOKUP_TIME: Span = Span(Duration::from_millis(20));
@@ -110,6 +112,7 @@ pub(super) fn text(id: &str) -> Option<String> {
         "max_total_staging" => size(MAX_TOTAL_STAGING),
         "max_batch_chunks" => MAX_BATCH_CHUNKS.to_string(),
         "max_namespaces" => MAX_NAMESPACES.to_string(),
+        "history" => size(HISTORY),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => MAX_CALLS_PER_CONNECTION.to_string(),
         "tier-lookup-time" => TIER_LOOKUP_TIME.to_string(),

@@ -59,6 +59,7 @@ keys! {
     "max_total_staging" = "limits.max_total_staging" Reload;
     "max_batch_chunks" = "limits.max_batch_chunks" Restart;
     "max_namespaces" = "limits.max_namespaces" Reload;
+    "history" = "limits.history" Restart;
     "max_frame" = "limits.max_frame" Restart;
     "max_calls_per_connection" = "limits.max_calls_per_connection" Restart;
     "tier-lookup-time" = "tiers.lookup_time" Restart;

@@ -6,6 +6,8 @@
 //! Both are counted by reason, see [`Stats::refusals`].
 
 mod audit;
+mod explain;
+pub(crate) mod history;
 mod house;
 mod quota;
 mod read;
@@ -16,6 +18,7 @@ mod store;
 pub(crate) mod tests;
 mod tour;
 mod types;
+mod verify;
 mod watch;
 
 use std::collections::{HashMap, VecDeque};
@@ -41,6 +44,8 @@ use crate::session::{Attach, Owner, Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
+pub(crate) use explain::Fate;
+use history::{History, Left};
 pub(crate) use house::{Filling, House, HouseLease, OpenChunk, Unfilled};
 pub use read::PartReader;
 pub use restore::Restored;
@@ -49,6 +54,7 @@ pub use store::PartWriter;
 pub(crate) use store::ReadError;
 pub(crate) use tour::Toured;
 pub use types::*;
+pub(crate) use verify::{Bad, Verifying};
 pub(crate) use watch::Watcher;
 
 /// The daemon's heart. Share it in an `Arc`.
@@ -81,6 +87,7 @@ struct Core {
     deadlines: Mutex<VecDeque<Deadline>>,
     index: Arc<Index>,
     restored: Restored,
+    history: History,
     scrub: scrub::Scrub,
     watcher: OnceLock<Arc<dyn Watcher>>,
     /// Last: whatever holds memory in it goes first.
@@ -138,6 +145,7 @@ impl Engine {
             index: Index::new(Arc::clone(catalogue)),
             arena,
             restored: Restored::default(),
+            history: History::new(config.history_bytes, begin),
             scrub: scrub::Scrub::default(),
             watcher: OnceLock::new(),
             limits: ArcSwap::from_pointee(Limits::from(&config)),
@@ -224,7 +232,7 @@ impl Engine {
         }
         core.leases.close(session);
         for (id, place, part) in core.reservations.close(session) {
-            core.index.unhold(place, part, id);
+            core.unhold(place, part, id);
         }
         tracing::info!(%session, "session closed");
     }
@@ -321,12 +329,13 @@ impl Engine {
             ResetScope::One(digest) => core.namespaces.get(digest).into_iter().collect(),
             ResetScope::All => core.namespaces.list().into_iter().map(|(namespace, _)| namespace).collect(),
         };
-        let early = planted(Planted::SweptBeforeTheEpoch).then(|| core.index.drop_stale());
+        let forgot = |namespace: &Namespace, chunk| core.note(namespace.digest, chunk, Left::Reset);
+        let early = planted(Planted::SweptBeforeTheEpoch).then(|| core.index.drop_stale(&forgot));
         // From here on nothing of the old epoch is found or published; what is left is to free it.
         forgotten.iter().for_each(|namespace| {
             namespace.begin_epoch();
         });
-        let dropped = early.unwrap_or_else(|| core.index.drop_stale());
+        let dropped = early.unwrap_or_else(|| core.index.drop_stale(&forgot));
         core.reservations.end(&dropped.fenced, Reason::NamespaceReset);
         let answer = ResetAnswer {
             dropped_chunks: dropped.ready_chunks,
@@ -460,8 +469,9 @@ impl Core {
             let Some(over) = deadlines.front().copied().filter(|front| front.at <= now) else { return };
             deadlines.pop_front();
             drop(deadlines);
-            let ended = self.index.expire(over.place, over.first, now);
-            self.reservations.end(&ended, Reason::ReservationExpired);
+            let Some(expired) = self.index.expire(over.place, over.first, now) else { continue };
+            self.note(expired.namespace, expired.chunk, Left::Refused(Reason::ReservationExpired));
+            self.reservations.end(&expired.holders, Reason::ReservationExpired);
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::history::Left;
 use super::{Core, DomainStats};
 use crate::access::policy::StorageQuota;
 use crate::namespace::Namespace;
@@ -23,7 +24,7 @@ impl Core {
         }
         while !within(*quota, &all) {
             let Some(evicted) = self.index.evict_oldest_in(domain) else { return within(*quota, &all) };
-            self.tell(|watcher| watcher.lost(evicted.namespace, evicted.chunk));
+            self.evicted(evicted, Left::EvictedForQuota);
         }
         true
     }

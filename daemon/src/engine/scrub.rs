@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tender_proto::{ContentDigest, SessionId};
 
+use super::history::Left;
 use super::{Core, Engine};
 use crate::fault::{self, Fault};
 use crate::index::{Stored, Walk};
@@ -53,7 +54,7 @@ pub struct Suspects {
 impl Suspects {
     /// Verifies them and quarantines those that are bad: nobody's word is enough for that. Takes time by the bytes.
     pub fn verify(&self) {
-        let read_bytes = self.stored.iter().map(|stored| self.core.verify(stored)).sum();
+        let read_bytes = self.stored.iter().map(|stored| self.core.verify(stored).0).sum();
         self.core.scrub.scrubbed_bytes.fetch_add(read_bytes, Ordering::Relaxed);
     }
 }
@@ -76,15 +77,16 @@ impl Core {
             // The last call may have ended just before the end of a round.
             let next = if read_bytes == 0 { next.or_else(|| self.index.next_ready(&mut walk)) } else { next };
             let Some(stored) = next else { break };
-            read_bytes += self.verify(&stored);
+            read_bytes += self.verify(&stored).0;
         }
         self.scrub.reading.fetch_sub(1, Ordering::AcqRel);
         self.scrub.scrubbed_bytes.fetch_add(read_bytes, Ordering::Relaxed);
         read_bytes
     }
 
-    /// Compares a version with its digests, and takes it out if it differs. The bytes that were read for that.
-    fn verify(&self, stored: &Stored) -> u64 {
+    /// Compares a version with its digests, and takes it out if it differs. The bytes that were read for that, and whether it
+    /// was taken out.
+    pub(super) fn verify(&self, stored: &Stored) -> (u64, bool) {
         let mut read_bytes = 0;
         let matches = stored.version.parts().iter().all(|part| {
             let bytes = self.arena.bytes(&part.extent);
@@ -92,14 +94,16 @@ impl Core {
             ContentDigest::of(bytes) == part.digest && !fault::hit(Fault::ScrubRead)
         });
         // What another daemon has written since it got the arena is no fault.
-        if !matches && !self.arena.is_given_away() && self.index.quarantine(stored) {
+        let quarantined = !matches && !self.arena.is_given_away() && self.index.quarantine(stored);
+        if quarantined {
             self.scrub.quarantined_chunks.fetch_add(1, Ordering::Relaxed);
+            self.note(stored.namespace.digest, stored.chunk, Left::Quarantined);
             self.tell(|watcher| watcher.lost(stored.namespace.digest, stored.chunk));
             tracing::error!(
                 namespace = %stored.namespace.digest, chunk = %stored.chunk,
                 "stored bytes have changed in memory; the chunk is taken out and will be computed anew"
             );
         }
-        read_bytes
+        (read_bytes, quarantined)
     }
 }

@@ -9,12 +9,13 @@ use tender_proto::{
     ContentDigest, Coverage, NamespaceDigest, PartIndex, Reason, Refusal, ReservationId, SessionId,
 };
 
+use super::history::Left;
 use super::{CommitAsk, Core, Deadline, Engine, ReserveAnswer, ReserveAsk, StoreAnswer, Stored};
 use crate::admission::Permit;
 use crate::arena::WriteError;
 use crate::arena::alloc::{Extent, footprint_bytes};
 use crate::fault::{self, Fault};
-use crate::index::{Door, Key, Part, Wanted};
+use crate::index::{Door, Key, Part, Place, Wanted};
 use crate::namespace::Namespace;
 use crate::reservation::Claim;
 use crate::session::Session;
@@ -57,6 +58,7 @@ impl Engine {
                 Err(Door::Already(already)) => ReserveAnswer::Already(already),
                 Err(Door::Refused(reason)) => {
                     core.refusals.count(reason);
+                    core.note(namespace.digest, ask.chunk, Left::Refused(reason));
                     ReserveAnswer::Refused(reason)
                 }
                 Err(Door::Open) => ReserveAnswer::Refused(Reason::Internal),
@@ -110,7 +112,7 @@ impl Engine {
             let session = core.sessions.get(session)?;
             let one = |&raw: &u64| match core.reservations.abort(session.id, raw) {
                 Ok((id, claim)) => {
-                    core.index.unhold(claim.place, claim.part, id);
+                    core.unhold(claim.place, claim.part, id);
                     None
                 }
                 Err(reason) => {
@@ -124,6 +126,13 @@ impl Engine {
 }
 
 impl Core {
+    /// Gives a part back, and remembers that nothing came of its chunk if nobody else has a part of it.
+    pub(super) fn unhold(&self, place: Place, part: PartIndex, id: ReservationId) {
+        if let Some((namespace, chunk)) = self.index.unhold(place, part, id) {
+            self.note(namespace, chunk, Left::GivenUp);
+        }
+    }
+
     /// The answers to items that a reset has overtaken.
     fn all_reset(&self, items: usize) -> Vec<ReserveAnswer> {
         (0..items).for_each(|_| self.refusals.count(Reason::NamespaceReset));
@@ -171,7 +180,7 @@ impl Core {
         }
         if !self.keep_to_quota(namespace) {
             if let Ok((id, claim)) = self.reservations.abort(session.id, id.get()) {
-                self.index.unhold(claim.place, claim.part, id);
+                self.unhold(claim.place, claim.part, id);
             }
             return Err(Door::Refused(Reason::OverQuota));
         }
@@ -217,7 +226,7 @@ impl Core {
                 return None;
             }
             let evicted = self.index.evict_oldest()?;
-            self.tell(|watcher| watcher.lost(evicted.namespace, evicted.chunk));
+            self.evicted(evicted, Left::Evicted);
         }
     }
 
@@ -375,7 +384,18 @@ impl PartWriter {
         Ok(())
     }
 
-    fn publish(mut self, digest: ContentDigest, coverage_bits: u64) -> Result<Stored, Reason> {
+    fn publish(self, digest: ContentDigest, coverage_bits: u64) -> Result<Stored, Reason> {
+        let core = Arc::clone(&self.held.core);
+        let key = self.held.claim.as_ref().map(|claim| (claim.namespace.digest, claim.chunk));
+        let published = self.verify_and_publish(digest, coverage_bits);
+        // After the claim was given up, which leaves a weaker word.
+        if let (Err(reason), Some((namespace, chunk))) = (published, key) {
+            core.note(namespace, chunk, Left::Refused(reason));
+        }
+        published
+    }
+
+    fn verify_and_publish(mut self, digest: ContentDigest, coverage_bits: u64) -> Result<Stored, Reason> {
         let claim = self.held.claim.as_ref().ok_or(Reason::Internal)?;
         if self.written_bytes != claim.extent.bytes() {
             return Err(Reason::WrongSize);
@@ -421,7 +441,7 @@ impl Held {
         let verified = Part { record: None, extent, digest };
         let published = self.core.index.publish(place, part, self.id, now, verified, permit);
         if published.is_err() {
-            self.core.index.unhold(place, part, self.id);
+            self.core.unhold(place, part, self.id);
         }
         if published == Ok(true) && self.of_client {
             self.core.tell(|watcher| watcher.stored(namespace.digest, chunk));
@@ -435,7 +455,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            self.core.index.unhold(claim.place, claim.part, self.id);
+            self.core.unhold(claim.place, claim.part, self.id);
         }
         self.core.reservations.finish(self.id);
     }

@@ -42,6 +42,8 @@ pub struct EngineConfig {
     pub max_batch_chunks: usize,
     /// Namespaces known at one time.
     pub max_namespaces: usize,
+    /// Memory that remembers why chunks are not there and what was asked for; 0 for none.
+    pub history_bytes: u64,
 }
 
 /// Those of [`EngineConfig`] that may change while the engine runs.

@@ -97,6 +97,23 @@ pub(crate) enum Found {
     Miss(Reason),
 }
 
+/// What is there, for whoever only looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Peeked {
+    Ready(Coverage),
+    Pending,
+    Absent,
+}
+
+/// A version that did not get READY in time.
+#[derive(Debug)]
+pub(crate) struct Expired {
+    pub(crate) namespace: NamespaceDigest,
+    pub(crate) chunk: ChunkId,
+    /// Reservations on it.
+    pub(crate) holders: Vec<ReservationId>,
+}
+
 /// What made room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Evicted {
@@ -174,6 +191,22 @@ impl Index {
         match &entry.pending {
             Some(pending) if pending.epoch == epoch && now < pending.deadline => Found::Pending,
             _ => Found::Miss(shard.why_missing(self.fingerprint(hash, epoch))),
+        }
+    }
+
+    /// What is there, without counting as a use of it.
+    pub(crate) fn peek(&self, key: Key<'_>, now: Instant) -> Peeked {
+        let (hash, shard_index) = self.locate(key);
+        let shard = self.lock(shard_index);
+        let epoch = key.namespace.epoch();
+        let Some(entry) = shard.find(hash, key).and_then(|slot| shard.slab.get(slot)) else {
+            return Peeked::Absent;
+        };
+        let ready = entry.ready.as_ref().filter(|version| version.epoch == epoch);
+        match (ready, &entry.pending) {
+            (Some(version), _) => Peeked::Ready(version.coverage),
+            (None, Some(pending)) if pending.epoch == epoch && now < pending.deadline => Peeked::Pending,
+            (None, _) => Peeked::Absent,
         }
     }
 
@@ -283,44 +316,58 @@ impl Index {
         Ok(true)
     }
 
-    /// Gives a part back that a reservation held. The version goes when nobody else has a part of it.
-    pub(crate) fn unhold(&self, place: Place, part: PartIndex, id: ReservationId) {
+    /// Gives a part back that a reservation held. The version goes when nobody else has a part of it: then whose it was.
+    pub(crate) fn unhold(
+        &self,
+        place: Place,
+        part: PartIndex,
+        id: ReservationId,
+    ) -> Option<(NamespaceDigest, ChunkId)> {
         let mut shard = self.lock(place.shard);
-        let Some(pending) = shard.pending_mut(place.slot) else { return };
-        let Some(slot) = pending.held_by(part, id) else { return };
-        *slot = Slot::Empty;
-        if pending.is_abandoned() {
-            self.forget_pending(&mut shard, place.slot);
+        let pending = shard.pending_mut(place.slot)?;
+        *pending.held_by(part, id)? = Slot::Empty;
+        if !pending.is_abandoned() {
+            return None;
         }
+        let key = shard.slab.get(place.slot).map(|entry| (entry.namespace.digest, entry.chunk));
+        self.forget_pending(&mut shard, place.slot);
+        key
     }
 
-    /// Removes a pending version that `first` began, if it is still there and its time is up, and returns
-    /// the reservations on it.
-    pub(crate) fn expire(&self, place: Place, first: ReservationId, now: Instant) -> Vec<ReservationId> {
+    /// Removes a pending version that `first` began, if it is still there and its time is up.
+    pub(crate) fn expire(&self, place: Place, first: ReservationId, now: Instant) -> Option<Expired> {
         let mut shard = self.lock(place.shard);
-        match shard.pending_mut(place.slot) {
-            Some(pending) if pending.first == first && now >= pending.deadline => {
-                let pending = self.forget_pending(&mut shard, place.slot);
-                drop(shard);
-                pending.map(|pending| pending.holders().collect()).unwrap_or_default()
-            }
-            _ => Vec::new(),
+        let pending = shard.pending_mut(place.slot)?;
+        if pending.first != first || now < pending.deadline {
+            return None;
         }
+        let entry = shard.slab.get(place.slot)?;
+        let (namespace, chunk) = (entry.namespace.digest, entry.chunk);
+        let pending = self.forget_pending(&mut shard, place.slot)?;
+        drop(shard);
+        Some(Expired { namespace, chunk, holders: pending.holders().collect() })
     }
 
-    /// Removes everything of an epoch that is over, a page of entries under each lock.
-    pub(crate) fn drop_stale(&self) -> Dropped {
+    /// Removes everything of an epoch that is over, a page of entries under each lock. `forgot` is told of each chunk that
+    /// was READY, under that lock.
+    pub(crate) fn drop_stale(&self, forgot: &dyn Fn(&Namespace, ChunkId)) -> Dropped {
         let mut dropped = Dropped::default();
         for shard_index in (0..).map(ShardIndex).take(SHARDS) {
             let pages = self.lock(shard_index).slab.pages();
             for page in 0..pages {
-                self.drop_stale_of_page(shard_index, page, &mut dropped);
+                self.drop_stale_of_page(shard_index, page, forgot, &mut dropped);
             }
         }
         dropped
     }
 
-    fn drop_stale_of_page(&self, shard_index: ShardIndex, page: usize, dropped: &mut Dropped) {
+    fn drop_stale_of_page(
+        &self,
+        shard_index: ShardIndex,
+        page: usize,
+        forgot: &dyn Fn(&Namespace, ChunkId),
+        dropped: &mut Dropped,
+    ) {
         let mut gone = Vec::new();
         let mut shard = self.lock(shard_index);
         for slot in shard.slab.slots_of_page(page) {
@@ -329,6 +376,9 @@ impl Index {
             let stale_ready = entry.ready.as_ref().is_some_and(|version| version.epoch != epoch);
             let stale_pending = entry.pending.as_ref().is_some_and(|pending| pending.epoch != epoch);
             let hash = self.hash(entry.key());
+            if stale_ready {
+                forgot(&entry.namespace, entry.chunk);
+            }
             if stale_pending && let Some(pending) = self.forget_pending(&mut shard, slot) {
                 dropped.fenced.extend(pending.holders());
             }

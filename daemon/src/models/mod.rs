@@ -127,6 +127,7 @@ impl Bench {
             max_total_staging_bytes: 0,
             max_batch_chunks: 16,
             max_namespaces: 2,
+            history_bytes: 0,
         }
     }
     fn reserve(&self, n: u8) -> Result<ReservationId, Reason> {

@@ -1,13 +1,16 @@
 //! What operators ask.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tender_proto::limits::PROTOCOL_VERSION;
-use tender_proto::{NamespaceDigest, Reason, Refusal, v1};
+use tender_proto::{Reason, Refusal, v1};
+use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{Shared, convert};
+use super::explain::Question;
+use super::{Shared, convert, desk, verify};
 use crate::access::Identity;
 use crate::engine::{ResetAnswer, ResetScope};
 use crate::session::draining;
@@ -29,26 +32,14 @@ impl v1::admin_server::Admin for AdminService {
     }
 
     async fn stats(&self, request: Request<v1::StatsRequest>) -> Result<Response<v1::StatsResponse>, Status> {
-        let identity = self.0.identify("stats", &request)?;
-        if !identity.general().admin {
-            let no = self.0.access.deny("stats", &identity, "it is no operator");
-            return Err(self.0.refuse_here("stats", no));
-        }
+        self.operator("stats", &request)?;
         Ok(Response::new(convert::stats(self.0.engine.stats(), self.0.started.elapsed())))
     }
 
     async fn reset(&self, request: Request<v1::ResetRequest>) -> Result<Response<v1::ResetResponse>, Status> {
         let identity = self.0.identify("reset", &request)?;
         let raw = request.into_inner();
-        let scope = match (raw.all, raw.namespace.is_empty()) {
-            (true, true) => Ok(ResetScope::All),
-            (false, false) => NamespaceDigest::parse(&raw.namespace).map(ResetScope::One),
-            _ => Err(Refusal::new(
-                Reason::Malformed,
-                "a reset of a namespace and of all, or of neither",
-                "name one namespace, or set all",
-            )),
-        };
+        let scope = verify::scope_of(&raw.namespace, raw.all, "reset");
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let scope = self.own(&identity, scope).map_err(|no| self.0.refuse_here("reset", no))?;
         let answer = match (scope, &self.0.stack) {
@@ -70,9 +61,73 @@ impl v1::admin_server::Admin for AdminService {
             fenced_reservations: answer.fenced_reservations,
         }))
     }
+
+    async fn explain(
+        &self,
+        request: Request<v1::ExplainRequest>,
+    ) -> Result<Response<v1::ExplainResponse>, Status> {
+        self.operator("explain", &request)?;
+        let question = Question::parse(request.into_inner());
+        let question = question.map_err(|no| self.0.refuse_here("explain", no))?;
+        let engine = Arc::clone(&self.0.engine);
+        let answer = self.aside("explain", move || question.answer(&engine)).await?;
+        Ok(Response::new(answer.map_err(|no| self.0.refuse("explain", no))?))
+    }
+
+    async fn inspect(
+        &self,
+        request: Request<v1::InspectRequest>,
+    ) -> Result<Response<v1::InspectResponse>, Status> {
+        self.operator("inspect", &request)?;
+        let shared = Arc::clone(&self.0);
+        Ok(Response::new(self.aside("inspect", move || desk::inspect(&shared)).await?))
+    }
+
+    type VerifyStream = Pin<Box<dyn Stream<Item = Result<v1::VerifyProgress, Status>> + Send>>;
+
+    async fn verify(
+        &self,
+        request: Request<v1::VerifyRequest>,
+    ) -> Result<Response<Self::VerifyStream>, Status> {
+        self.operator("verify", &request)?;
+        let raw = request.into_inner();
+        let stream = verify::scope_of(&raw.namespace, raw.all, "verify")
+            .and_then(|scope| verify::stream(&self.0, scope))
+            .map_err(|no| self.0.refuse_here("verify", no))?;
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        let identity = self.operator("drain", &request)?;
+        tracing::info!(caller = %identity.caller, "told to drain");
+        self.0.desk.drain.notify_one();
+        Ok(Response::new(v1::DrainResponse { grace_ms: convert::millis(self.0.desk.facts.drain_grace) }))
+    }
 }
 
 impl AdminService {
+    /// The caller, who must be an operator.
+    fn operator<T>(&self, call: &'static str, request: &Request<T>) -> Result<Identity, Status> {
+        let identity = self.0.identify(call, request)?;
+        if identity.general().admin {
+            return Ok(identity);
+        }
+        let no = self.0.access.deny(call, &identity, "it is no operator");
+        Err(self.0.refuse_here(call, no))
+    }
+
+    /// Runs what takes a moment off the threads that serve lookups.
+    async fn aside<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        crate::task::blocking(call, work).await.map_err(|_| {
+            let no = Refusal::new(Reason::Internal, "the call", "try again; the daemon's log says more");
+            self.0.refuse_here(call, no)
+        })
+    }
+
     /// What of a reset is the caller's: everything for operators, else a namespace of its own domain that it may write
     /// to. `None` where there is nothing to forget: a namespace that is not there, or that the caller has nothing to do
     /// with, which look the same.

@@ -21,6 +21,8 @@ pub(super) struct Asked {
     chunks: Vec<ChunkId>,
     ask: LeaseAsk,
     fetch: bool,
+    /// The engine's id, and how many requests it wants before it stores.
+    request: (String, u32),
 }
 
 /// What lower tiers said, by the chunk's position; only of those that they were asked for.
@@ -67,6 +69,7 @@ impl Asked {
             chunks: convert::chunks(&raw.chunks)?,
             ask: if raw.lease { LeaseAsk::Lease { ttl, locate: raw.locate } } else { LeaseAsk::None },
             fetch: raw.fetch,
+            request: (raw.request_id.clone(), raw.store_after_requests),
         })
     }
 
@@ -111,6 +114,8 @@ impl Asked {
             }
         };
         let found = shared.engine.lookup_with(self.session, self.namespace, &self.chunks, self.ask, amend)?;
+        let request = (self.request.0.as_str(), self.request.1);
+        shared.engine.remember_request((self.session, self.namespace), request, &self.chunks, &found.chunks);
         let lease = found.lease;
         // A scheduler asks once for each request, workers ask again for their load.
         if let (Some(stack), true, Some(_)) = (&shared.stack, self.fetch, lease)
@@ -184,6 +189,7 @@ mod tests {
                 refusals: RefusalLog::default(),
                 copies: Arc::new(Semaphore::new(1)),
                 doubts: Arc::new(Semaphore::new(1)),
+                desk: crate::rpc::desk::Desk::default(),
             };
             let session = bench.session();
             Self { bench, tier, shared, session }
@@ -191,7 +197,8 @@ mod tests {
 
         fn asked(&self, chunks: &[ChunkId], fetch: bool) -> Asked {
             let ask = LeaseAsk::Lease { ttl: None, locate: false };
-            Asked { session: self.session, namespace: a(), chunks: chunks.to_vec(), ask, fetch }
+            let request = (String::new(), 0);
+            Asked { session: self.session, namespace: a(), chunks: chunks.to_vec(), ask, fetch, request }
         }
 
         async fn lookup(&self, chunks: &[ChunkId], fetch: bool) -> Vec<(v1::ChunkState, bool)> {

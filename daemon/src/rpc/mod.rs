@@ -2,12 +2,14 @@
 //!
 //! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
 //! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
-//! `peer` what other daemons ask, `admin` what operators ask, `caller` who asks, `convert` the messages'
+//! `peer` what other daemons ask, `admin` what operators ask (`explain`, `desk`, `verify` the longer answers), `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
 mod caller;
 mod convert;
+pub(crate) mod desk;
+mod explain;
 mod frames;
 mod get;
 mod lookup;
@@ -19,6 +21,7 @@ mod service;
 mod session;
 pub(crate) mod status;
 mod typed;
+mod verify;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -58,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) copies: Arc<Semaphore>,
     /// Of one: whoever looks into what readers doubt.
     pub(crate) doubts: Arc<Semaphore>,
+    /// For operators.
+    pub(crate) desk: desk::Desk,
     /// What answers other daemons; `None` where no directory is configured.
     pub(crate) peers: Option<Arc<PeerTier>>,
 }

@@ -103,6 +103,13 @@ impl Tls {
         [Some(cert), Some(key), client_ca.as_ref()].into_iter().flatten().cloned().collect()
     }
 
+    /// The end of the certificate's time that is in the file now, in seconds since 1970.
+    pub(crate) fn expires_unix_s(&self) -> Option<u64> {
+        let chain = certificates("certificate", &self.config.cert).ok()?;
+        let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
+        u64::try_from(certificate.validity().not_after.timestamp()).ok()
+    }
+
     /// For a listener.
     fn server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.current.load().server)

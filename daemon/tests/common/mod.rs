@@ -236,6 +236,7 @@ impl Session {
             lease_ms,
             locate,
             fetch: false,
+            ..v1::LookupRequest::default()
         };
         self.store.clone().lookup(request).await.unwrap().into_inner()
     }

@@ -50,6 +50,7 @@ const SETTINGS: &[Setting] = &[
     ("limits", "max_total_staging", "max-total-staging", false),
     ("limits", "max_batch_chunks", "max-batch-chunks", true),
     ("limits", "max_namespaces", "max-namespaces", true),
+    ("limits", "history", "history", false),
     ("limits", "max_frame", "max-frame", false),
     ("limits", "max_calls_per_connection", "max-calls-per-connection", true),
     ("tiers", "lookup_time", "tier-lookup-time", false),

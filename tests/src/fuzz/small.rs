@@ -53,6 +53,7 @@ pub(super) fn config(folder: &Path) -> EngineConfig {
         max_total_staging_bytes: 1 << 20,
         max_batch_chunks: 1000,
         max_namespaces: 8,
+        history_bytes: 1 << 16,
     }
 }
 

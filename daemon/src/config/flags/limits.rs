@@ -54,6 +54,10 @@ pub(in crate::config) struct LimitSettings {
     /// Namespaces that are known at one time.
     #[arg(long, value_name = "N", env = "TENDERD_MAX_NAMESPACES")]
     pub(in crate::config) max_namespaces: Option<usize>,
+    /// Memory that remembers which chunks are not there any more and why, and what was asked for of late, so that `tender
+    /// explain` can tell; 0 for none.
+    #[arg(long, value_name = "SIZE", env = "TENDERD_HISTORY")]
+    pub(in crate::config) history: Option<ByteSize>,
     /// Payload of one frame, both ways.
     #[arg(long, value_name = "SIZE", env = "TENDERD_MAX_FRAME")]
     pub(in crate::config) max_frame: Option<ByteSize>,
@@ -63,5 +67,5 @@ pub(in crate::config) struct LimitSettings {
 }
 overlay!(LimitSettings {
     reservation_time, max_inflight, max_session_inflight, max_sessions, max_leases_per_session, max_part, max_staging,
-    max_total_staging, max_batch_chunks, max_namespaces, max_frame, max_calls_per_connection
+    max_total_staging, max_batch_chunks, max_namespaces, history, max_frame, max_calls_per_connection
 } {});

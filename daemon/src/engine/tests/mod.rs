@@ -67,6 +67,7 @@ impl Bench {
             max_total_staging_bytes: 2 << 20,
             max_batch_chunks: 1000,
             max_namespaces: 4,
+            history_bytes: 1 << 20,
         };
         adjust(&mut config);
         let clock = Arc::new(ManualClock::new());

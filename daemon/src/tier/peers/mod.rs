@@ -171,6 +171,10 @@ impl PeerTier {
     pub(crate) fn stop(&self) {
         *self.publisher.lock() = None;
     }
+    /// Whether the directory answers, as far as is known.
+    pub(crate) fn reaches_directory(&self) -> bool {
+        self.directory.is_up()
+    }
     pub(crate) fn house(&self) -> &House {
         &self.house
     }

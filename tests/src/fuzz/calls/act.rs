@@ -67,6 +67,7 @@ impl World {
                     lease_ms: u64::from(*lease_ms),
                     locate: *locate,
                     fetch: *lease,
+                    ..v1::LookupRequest::default()
                 };
                 self.lookup(&message, damage).await;
             }

@@ -72,6 +72,7 @@ impl World {
             max_total_staging_bytes: 3 * STAGING_BYTES,
             max_batch_chunks: few(limits.batch, 32),
             max_namespaces: few(limits.namespaces, 4),
+            history_bytes: 1 << 16,
             ..small::config(dir.path())
         };
         let clock = Arc::new(ManualClock::new());

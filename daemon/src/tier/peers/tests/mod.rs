@@ -133,6 +133,7 @@ impl Node {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(1)),
             doubts: Arc::new(Semaphore::new(1)),
+            desk: crate::rpc::desk::Desk::default(),
             peers: Some(Arc::clone(&tier)),
         });
         let server = spawn("test server", async move {
@@ -219,6 +220,7 @@ fn engine_config(dir: &TempDir, slots: u64) -> EngineConfig {
         max_total_staging_bytes: 2 << 20,
         max_batch_chunks: 1000,
         max_namespaces: 4,
+        history_bytes: 1 << 20,
     }
 }
 
