@@ -2,6 +2,7 @@
 //! memory cannot be evicted, so each session and all together have a budget.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tender_proto::Reason;
 
@@ -12,12 +13,18 @@ use crate::sync::{Planted, planted};
 #[derive(Debug)]
 pub(crate) struct Budget {
     used_bytes: AtomicU64,
-    limit_bytes: u64,
+    /// Changes with the policy only. Nothing follows from its order, so the models need not look at it.
+    limit_bytes: std::sync::atomic::AtomicU64,
 }
 
 impl Budget {
     pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { used_bytes: AtomicU64::new(0), limit_bytes })
+        let (used_bytes, limit_bytes) = (AtomicU64::new(0), limit_bytes.into());
+        Arc::new(Self { used_bytes, limit_bytes })
+    }
+    /// Another limit from now on. What is above it stays until it is given back.
+    pub(crate) fn set_limit(&self, limit_bytes: u64) {
+        self.limit_bytes.store(limit_bytes, Relaxed);
     }
     /// Bytes in use.
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -25,7 +32,8 @@ impl Budget {
     }
     /// Takes bytes; false when they are not there.
     pub(crate) fn take(&self, bytes: u64) -> bool {
-        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit_bytes);
+        let limit_bytes = self.limit_bytes.load(Relaxed);
+        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit_bytes);
         if planted(Planted::BudgetInTwoSteps) {
             let Some(sum) = within(self.used_bytes.load(Ordering::Acquire)) else { return false };
             self.used_bytes.store(sum, Ordering::Release);
@@ -44,6 +52,8 @@ impl Budget {
 pub(crate) struct Permit {
     all: Arc<Budget>,
     session: Arc<Budget>,
+    /// Of the session's domain, where that has one.
+    domain: Option<Arc<Budget>>,
     /// Of the chunk's namespace, where somebody counts that too.
     namespace: Option<Arc<Budget>>,
     bytes: u64,
@@ -59,7 +69,15 @@ impl Permit {
             session.give(bytes);
             return Err(Reason::Throttled);
         }
-        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), namespace: None, bytes })
+        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), domain: None, namespace: None, bytes })
+    }
+    /// Takes the bytes from a domain's budget too, or gives all back; [`Reason::OverQuota`] says whose turn it is not.
+    pub(crate) fn within(mut self, domain: &Arc<Budget>) -> Result<Self, Reason> {
+        if !domain.take(self.bytes) {
+            return Err(Reason::OverQuota);
+        }
+        self.domain = Some(Arc::clone(domain));
+        Ok(self)
     }
     /// Counts the bytes as a namespace's too, whose budget has no limit.
     pub(crate) fn counted_in(mut self, namespace: &Arc<Budget>) -> Self {
@@ -78,6 +96,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.all.give(self.bytes);
         self.session.give(self.bytes);
+        if let Some(domain) = &self.domain {
+            domain.give(self.bytes);
+        }
         if let Some(namespace) = &self.namespace {
             namespace.give(self.bytes);
         }
@@ -98,6 +119,20 @@ mod tests {
         assert_eq!(Permit::take(&all, &two, 30).unwrap().bytes(), 30);
         drop(held);
         assert_eq!((one.used_bytes(), all.used_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_domain_has_its_share_and_what_it_does_not_get_is_given_back() {
+        let (all, one, domain) = (Budget::new(100), Budget::new(80), Budget::new(50));
+        let held = Permit::take(&all, &one, 30).unwrap().within(&domain).unwrap();
+        assert_eq!(Permit::take(&all, &one, 21).unwrap().within(&domain).unwrap_err(), Reason::OverQuota);
+        assert_eq!((all.used_bytes(), one.used_bytes(), domain.used_bytes()), (30, 30, 30));
+        domain.set_limit(60);
+        drop(Permit::take(&all, &one, 30).unwrap().within(&domain).unwrap());
+        domain.set_limit(10);
+        assert!(!domain.take(1));
+        drop(held);
+        assert_eq!((all.used_bytes(), one.used_bytes(), domain.used_bytes()), (0, 0, 0));
     }
 
     #[test]

@@ -13,13 +13,14 @@ use prometheus_client::encoding::{
 };
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use tender_proto::Reason;
 
 use crate::access::Access;
 use crate::engine::{Engine, Stats};
+use crate::gate::{Door, Turned, TurnedAway};
 use crate::tier::disk::{Disk, DiskStats};
 use crate::tier::shared::{SharedCounts, SharedStats};
 use crate::tier::{Stack, TierStats};
@@ -83,6 +84,8 @@ pub(crate) struct Metrics {
     sent_shm_bytes: AtomicU64,
     sent_grpc_bytes: AtomicU64,
     failed_handshakes: AtomicU64,
+    connections: Family<Door, Gauge>,
+    turned_away: Family<TurnedAway, Counter>,
     reloads: Family<Reloaded, Counter>,
     access: OnceLock<Arc<Access>>,
     calls: Family<Call, Histogram, fn() -> Histogram>,
@@ -102,6 +105,8 @@ impl Metrics {
             sent_shm_bytes: AtomicU64::new(0),
             sent_grpc_bytes: AtomicU64::new(0),
             failed_handshakes: AtomicU64::new(0),
+            connections: Family::default(),
+            turned_away: Family::default(),
             reloads: Family::default(),
             access: OnceLock::new(),
             calls: Family::new_with_constructor(histogram),
@@ -113,6 +118,14 @@ impl Metrics {
     /// A TLS connection did not come about.
     pub(crate) fn handshake_failed(&self) {
         self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+    /// Connections came or went.
+    pub(crate) fn connections(&self, door: &'static str, change: i64) {
+        self.connections.get_or_create(&Door { door }).inc_by(change);
+    }
+    /// A connection was closed instead of served.
+    pub(crate) fn turned_away(&self, door: &'static str, why: Turned) {
+        self.turned_away.get_or_create(&TurnedAway { door, reason: why.label() }).inc();
     }
     /// Changed files were read, or refused.
     pub(crate) fn reloaded(&self, what: &'static str, used: bool) {
@@ -155,6 +168,10 @@ impl Metrics {
     pub(crate) fn render(&self, engine: Option<&Engine>, stack: Option<&Stack>) -> String {
         let mut registry = Registry::default();
         registry.register("tender_call_seconds", "Time to answer a call", self.calls.clone());
+        let connections = "Connections of clients, those in their opening included";
+        registry.register("tender_connections", connections, self.connections.clone());
+        let turned_away = "Connections that were closed and not served, by reason";
+        registry.register("tender_refused_connections", turned_away, self.turned_away.clone());
         registry.register(
             "tender_reloads",
             "Changed certificates and policies that were read again",

@@ -57,6 +57,10 @@ mod defaults {
     pub(super) const MAX_TOTAL_STAGING: ByteSize = ByteSize::gib(4);
     pub(super) const MAX_NAMESPACES: usize = 256;
     pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
+    /// A process has one or two for each session, and some for what operators ask.
+    pub(super) const MAX_CONNECTIONS: usize = 8192;
+    /// All engines of a node, also behind one address; four hosts do not take everything from the others.
+    pub(super) const MAX_CONNECTIONS_PER_PEER: usize = 2048;
     /// A lookup's answer comes after the step that asked for it in any case, and a step takes about as long.
     pub(super) const TIER_LOOKUP_TIME: Span = Span(Duration::from_millis(20));
     /// Longer than any request waits: later ones profit.
@@ -122,6 +126,10 @@ pub struct Config {
     pub max_frame_bytes: usize,
     /// Calls under way on one connection.
     pub max_calls_per_connection: usize,
+    /// Connections over the network, and the same number over Unix sockets.
+    pub max_connections: usize,
+    /// Of them those of one host, one certificate, or one local user other than the daemon's own and root.
+    pub max_connections_per_peer: usize,
     /// Files that keep chunks; `None` for none.
     pub disk: Option<DiskConfig>,
     /// A store that outlives the daemons; `None` for none.
@@ -277,6 +285,14 @@ impl Config {
             max_calls_per_connection: at_least_one(
                 "max-calls-per-connection",
                 calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
+            )?,
+            max_connections: at_least_one(
+                "max-connections",
+                settings.limits.max_connections.unwrap_or(defaults::MAX_CONNECTIONS),
+            )?,
+            max_connections_per_peer: at_least_one(
+                "max-connections-per-peer",
+                settings.limits.max_connections_per_peer.unwrap_or(defaults::MAX_CONNECTIONS_PER_PEER),
             )?,
             disk: disk::check(&settings.disk)?,
             shared: shared(&settings.shared)?,
@@ -577,6 +593,8 @@ fn default_text(id: &str) -> Option<String> {
         "max_batch_chunks" => MAX_BATCH_CHUNKS.to_string(),
         "max_namespaces" => defaults::MAX_NAMESPACES.to_string(),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
+        "max_connections" => defaults::MAX_CONNECTIONS.to_string(),
+        "max_connections_per_peer" => defaults::MAX_CONNECTIONS_PER_PEER.to_string(),
         "max_calls_per_connection" => defaults::MAX_CALLS_PER_CONNECTION.to_string(),
         "tier-lookup-time" => defaults::TIER_LOOKUP_TIME.to_string(),
         "tier-fetch-time" => defaults::TIER_FETCH_TIME.to_string(),
