@@ -140,10 +140,6 @@ impl Place {
         }
         Ok(())
     }
-    /// What let it in.
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
-    }
 }
 
 impl Drop for Place {
