@@ -11,7 +11,8 @@
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
 //! (phases and signals), `bus_error` (the last words), `admin` (probes and metrics over HTTP).
-//! `tls` (certificates), `access` (identities, policy, audit), `fair` (turns between tenants), `reload` (changed files).
+//! `tls` (certificates), `access` (identities, policy, audit), `gate` (how many connections), `accept` (the loop of every
+//! listening socket), `share` (what a tenant may take), `fair` (turns between tenants), `reload` (changed files).
 //! For the fuzz targets of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
 //! tests break).
