@@ -3,6 +3,7 @@
 
 mod balancer;
 mod certs;
+mod doubts;
 mod fairness;
 mod front;
 mod hangup;
