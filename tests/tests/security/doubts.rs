@@ -40,5 +40,9 @@ async fn one_call_of_doubts_costs_each_chunk_once_and_not_more_than_a_few_chunks
     })
     .await;
     conserve::quiet(daemon.engine()).await;
-    assert_eq!((read_bytes() - CHUNK_BYTES) % (MOST * CHUNK_BYTES), 0, "as many as one call may have, each time");
+    assert_eq!(
+        (read_bytes() - CHUNK_BYTES) % (MOST * CHUNK_BYTES),
+        0,
+        "as many as one call may have, each time"
+    );
 }
