@@ -51,6 +51,8 @@ impl Budget {
 pub(crate) struct Permit {
     all: Arc<Budget>,
     session: Arc<Budget>,
+    /// Of the session's domain, where that has one.
+    domain: Option<Arc<Budget>>,
     /// Of the chunk's namespace, where somebody counts that too.
     namespace: Option<Arc<Budget>>,
     bytes: u64,
@@ -66,7 +68,15 @@ impl Permit {
             session.give(bytes);
             return Err(Reason::Throttled);
         }
-        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), namespace: None, bytes })
+        Ok(Self { all: Arc::clone(all), session: Arc::clone(session), domain: None, namespace: None, bytes })
+    }
+    /// Takes the bytes from a domain's budget too, or gives all back; [`Reason::OverQuota`] says whose turn it is not.
+    pub(crate) fn within(mut self, domain: &Arc<Budget>) -> Result<Self, Reason> {
+        if !domain.take(self.bytes) {
+            return Err(Reason::OverQuota);
+        }
+        self.domain = Some(Arc::clone(domain));
+        Ok(self)
     }
     /// Counts the bytes as a namespace's too, whose budget has no limit.
     pub(crate) fn counted_in(mut self, namespace: &Arc<Budget>) -> Self {
@@ -85,6 +95,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.all.give(self.bytes);
         self.session.give(self.bytes);
+        if let Some(domain) = &self.domain {
+            domain.give(self.bytes);
+        }
         if let Some(namespace) = &self.namespace {
             namespace.give(self.bytes);
         }
@@ -105,6 +118,20 @@ mod tests {
         assert_eq!(Permit::take(&all, &two, 30).unwrap().bytes(), 30);
         drop(held);
         assert_eq!((one.used_bytes(), all.used_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_domain_has_its_share_and_what_it_does_not_get_is_given_back() {
+        let (all, one, domain) = (Budget::new(100), Budget::new(80), Budget::new(50));
+        let held = Permit::take(&all, &one, 30).unwrap().within(&domain).unwrap();
+        assert_eq!(Permit::take(&all, &one, 21).unwrap().within(&domain).unwrap_err(), Reason::OverQuota);
+        assert_eq!((all.used_bytes(), one.used_bytes(), domain.used_bytes()), (30, 30, 30));
+        domain.set_limit(60);
+        drop(Permit::take(&all, &one, 30).unwrap().within(&domain).unwrap());
+        domain.set_limit(10);
+        assert!(!domain.take(1));
+        drop(held);
+        assert_eq!((all.used_bytes(), one.used_bytes(), domain.used_bytes()), (0, 0, 0));
     }
 
     #[test]

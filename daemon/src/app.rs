@@ -21,7 +21,8 @@ use crate::config::{Config, Listen};
 use crate::doors::{Accepting, Door, Place};
 use crate::engine::{Engine, StartError};
 use crate::fair::Fair;
-use crate::fds;
+use crate::fds::{self, Hands};
+use crate::gate::{Bounds, Gate};
 use crate::metrics::Metrics;
 use crate::reload::Reload;
 use crate::rpc::desk::{Desk, Facts};
@@ -118,8 +119,29 @@ pub struct RunningApp {
     entrance: Option<Entrance>,
     doors: Arc<[Door]>,
     tls: Option<Arc<Tls>>,
+    gates: Gates,
     /// Rung by an operator.
     drain: Arc<Notify>,
+}
+
+/// How many connections get in: engines of this host have places of their own.
+#[derive(Debug)]
+struct Gates {
+    local: Arc<Gate>,
+    network: Arc<Gate>,
+}
+
+impl Gates {
+    fn new(config: &Config, metrics: &Arc<Metrics>) -> Self {
+        let Config { max_connections, max_connections_per_peer, .. } = *config;
+        let all = max_connections.min(affordable_connections());
+        if all < max_connections {
+            let advice = "raise the limit of open files to have the configured number";
+            tracing::warn!(connections = all, configured = max_connections, "fewer connections: {advice}");
+        }
+        let bounds = Bounds { all, each: max_connections_per_peer.min(all) };
+        Self { local: Gate::new("local", bounds, metrics), network: Gate::new("network", bounds, metrics) }
+    }
 }
 
 /// What decides who gets in and what they may do.
@@ -192,18 +214,14 @@ impl RunningApp {
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
         engine.set_quotas(access.quotas());
         _ = slot.set(Arc::clone(&engine));
-        let (resets, addresses) = (watch::Sender::new(0), addresses_of(&doors)?);
-        let around = Surroundings {
-            engine: &engine,
-            metrics: &metrics,
-            addresses: &addresses,
-            resets: &resets,
-            tls: tls.as_ref(),
-        };
+        let addresses = addresses_of(&doors)?;
+        let around =
+            Surroundings { engine: &engine, metrics: &metrics, addresses: &addresses, tls: tls.as_ref() };
         let tiers = Tiers::open(&config, around).await.inspect_err(stop)?;
         if let Some(stack) = &tiers.stack {
             _ = stack_slot.set(Arc::clone(stack));
         }
+        let gates = Gates::new(&config, &metrics);
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),
             stack: tiers.stack.clone(),
@@ -212,7 +230,6 @@ impl RunningApp {
             fair: Fair::new(config.worker_threads),
             metrics,
             phase: watched,
-            resets,
             boot: BootId::from_random(rand::random()),
             started: Instant::now(),
             max_frame_bytes: config.max_frame_bytes,
@@ -231,6 +248,7 @@ impl RunningApp {
             phase,
             addresses,
             admin,
+            gates,
             servers: Vec::new(),
             helpers: Vec::new(),
             entrance: None,
@@ -287,18 +305,27 @@ impl RunningApp {
         let server = match accepting {
             Accepting::Unix { grpc, fds } => {
                 let (engine, phase) = (Arc::clone(&self.engine), self.phase.subscribe());
-                self.helpers.push(spawn("descriptors", fds::serve(fds, engine, phase)));
-                spawn("unix server", async move { ended(server::serve_unix(shared, grpc, stop).await) })
+                let (access, metrics) = (Arc::clone(&shared.access), Arc::clone(&shared.metrics));
+                let hands = Hands { engine, access };
+                self.helpers
+                    .push(spawn("descriptors", async move { fds::serve(fds, hands, &metrics, phase).await }));
+                let gate = Arc::clone(&self.gates.local);
+                spawn("unix server", async move { ended(server::serve_unix(shared, grpc, gate, stop).await) })
             }
             Accepting::Tcp(tcp) => {
-                spawn("tcp server", async move { ended(server::serve_tcp(shared, tcp, stop).await) })
+                let gate = Arc::clone(&self.gates.network);
+                spawn("tcp server", async move { ended(server::serve_tcp(shared, tcp, gate, stop).await) })
             }
             Accepting::Tls(tcp) => {
                 // The configuration has no such place without certificates.
                 let tls = self.tls.clone().ok_or_else(|| {
                     AppError::system("TLS without a certificate")(io::ErrorKind::InvalidInput.into())
                 })?;
-                spawn("tls server", async move { ended(server::serve_tls(shared, tcp, tls, stop).await) })
+                let gate = Arc::clone(&self.gates.network);
+                spawn(
+                    "tls server",
+                    async move { ended(server::serve_tls(shared, tcp, tls, gate, stop).await) },
+                )
             }
         };
         self.servers.push(server);
@@ -463,6 +490,12 @@ fn raise_open_files() {
     if let Err(error) = raised {
         tracing::warn!(%error, "the limit of open files stays as it is; very many clients may be refused");
     }
+}
+
+/// A quarter of the descriptors for each gate, and the other half for everything else.
+fn affordable_connections() -> usize {
+    getrlimit(Resource::RLIMIT_NOFILE)
+        .map_or(usize::MAX, |(soft, _)| usize::try_from(soft / 4).unwrap_or(usize::MAX).max(1))
 }
 
 async fn open_engine(config: &Config, arena: Option<File>) -> Result<Arc<Engine>, AppError> {

@@ -19,10 +19,15 @@ use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
+use crate::accept::attend_all;
+use crate::access::Access;
+use crate::access::peer::Peer;
 use crate::engine::{Engine, Handover};
 use crate::fault::{self, Fault};
+use crate::gate::{Bounds, Gate};
+use crate::metrics::Metrics;
 use crate::shutdown::Phase;
-use crate::task::{Group, blocking};
+use crate::task::blocking;
 
 /// A client that connects and says nothing is dropped after this.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -30,8 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const MAX_CLIENTS: usize = 512;
 /// The socket's queue: every session of a starting fleet may come at once.
 const BACKLOG: i32 = 1024;
-/// Without descriptors left, accepting fails at once and for as long as that lasts.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Of another user than the daemon's own and root, who gets a refusal anyway.
+const MAX_CLIENTS_OF_A_STRANGER: usize = 16;
 
 /// Binds the socket. It keeps packets apart (`SOCK_SEQPACKET`), which the listener's type does not show.
 pub(crate) fn bind_packets(path: &Path) -> io::Result<UnixListener> {
@@ -42,46 +47,52 @@ pub(crate) fn bind_packets(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(fd.into())
 }
 
+/// Who gives memory, and who writes down to whom it was refused.
+#[derive(Clone, Debug)]
+pub(crate) struct Hands {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) access: Arc<Access>,
+}
+
 /// Serves until it is dropped. While the daemon hands over, who connects waits in the queue.
-pub(crate) async fn serve(listener: UnixListener, engine: Arc<Engine>, mut phase: watch::Receiver<Phase>) {
-    let mut clients = Group::new("descriptor client");
-    loop {
-        clients.room_for(MAX_CLIENTS).await;
-        if phase.wait_for(|phase| phase.accepts()).await.is_err() {
-            return;
-        }
-        let accepted = tokio::select! {
-            biased;
-            _ = phase.changed() => continue,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted.and_then(|client| fault::check(Fault::Accept).map(|()| client)) {
-            Ok((client, _)) => clients.spawn(attend(client, Arc::clone(&engine))),
-            Err(error) => {
-                tracing::warn!(%error, "a client of the descriptor socket could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+pub(crate) async fn serve(
+    listener: UnixListener,
+    hands: Hands,
+    metrics: &Arc<Metrics>,
+    phase: watch::Receiver<Phase>,
+) {
+    let gate =
+        Gate::new("descriptors", Bounds { all: MAX_CLIENTS, each: MAX_CLIENTS_OF_A_STRANGER }, metrics);
+    let client = |client: UnixStream| {
+        let peer = Peer::Local(client.peer_cred().ok());
+        let place = gate.enter(&peer).map_err(|why| gate.turned_away(&peer, why, None)).ok()?;
+        let hands = hands.clone();
+        Some(async move {
+            let _place = place;
+            attend(client, hands).await;
+        })
+    };
+    // One fewer than the gate: who waits in the socket's queue is not turned away.
+    attend_all("descriptor client", listener, MAX_CLIENTS - 1, phase, client).await;
 }
 
 /// One client, one question.
-pub(crate) async fn attend(client: UnixStream, engine: Arc<Engine>) {
-    match tokio::time::timeout(PATIENCE, exchange(&client, engine)).await {
+pub(crate) async fn attend(client: UnixStream, hands: Hands) {
+    match tokio::time::timeout(PATIENCE, exchange(&client, hands)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::debug!(%error, "a client of the descriptor socket went away"),
         Err(_) => tracing::debug!("a client of the descriptor socket said nothing and was dropped"),
     }
 }
 
-async fn exchange(client: &UnixStream, engine: Arc<Engine>) -> io::Result<()> {
+async fn exchange(client: &UnixStream, hands: Hands) -> io::Result<()> {
     let peer = client.peer_cred()?;
     // Descriptors that nobody asked for are closed at once.
     let (packet, _) = client.async_io(Interest::READABLE, || recv_with_fds(client.as_fd())).await?;
     if packet.is_empty() {
         return Ok(());
     }
-    let given = hand_over(&packet, peer, engine).await;
+    let given = hand_over(&packet, peer, hands).await;
     let (reply, fds) = match &given {
         Ok(given) => {
             let (arena_bytes, staging_bytes) = (given.arena_bytes, given.staging_bytes);
@@ -93,7 +104,8 @@ async fn exchange(client: &UnixStream, engine: Arc<Engine>) -> io::Result<()> {
     client.async_io(Interest::WRITABLE, || send_with_fds(client.as_fd(), &reply.encode(), &fds)).await
 }
 
-async fn hand_over(packet: &[u8], peer: UCred, engine: Arc<Engine>) -> Result<Handover, Reason> {
+async fn hand_over(packet: &[u8], peer: UCred, hands: Hands) -> Result<Handover, Reason> {
+    let Hands { engine, access } = hands;
     let (uid, pid) = (peer.uid(), peer.pid().unwrap_or(0));
     let Some(FdRequest { session, staging_bytes }) = FdRequest::decode(packet) else {
         tracing::warn!(
@@ -115,6 +127,7 @@ async fn hand_over(packet: &[u8], peer: UCred, engine: Arc<Engine>) -> Result<Ha
         engine.count_refusal(reason);
         return Err(reason);
     }
+    let owner = engine.owner_of(session);
     // Reserving a large region takes a while.
     let given = blocking("staging", move || engine.attach_staging(session, staging_bytes)).await;
     let given = given.unwrap_or(Err(Reason::Internal));
@@ -123,7 +136,10 @@ async fn hand_over(packet: &[u8], peer: UCred, engine: Arc<Engine>) -> Result<Ha
             tracing::info!(%session, uid, pid, staging_bytes = given.staging_bytes, "shared memory handed over")
         }
         Err(reason) => {
-            tracing::warn!(%session, uid, pid, staging_bytes, %reason, "no shared memory for a session")
+            tracing::warn!(%session, uid, pid, staging_bytes, %reason, "no shared memory for a session");
+            if let (Reason::OverQuota, Some(owner)) = (*reason, &owner) {
+                access.note_owner("attach", owner, *reason, "its staging regions fill its quota");
+            }
         }
     }
     given

@@ -36,7 +36,6 @@ impl InProcess {
             fair: Fair::new(2),
             metrics: Arc::new(Metrics::new()),
             phase,
-            resets: watch::Sender::new(0),
             boot: BootId::from_random([7; 16]),
             started: Instant::now(),
             max_frame_bytes,
@@ -63,5 +62,6 @@ impl InProcess {
 
 /// One client of the descriptor socket, until it was answered. Needs a runtime.
 pub async fn attend(client: UnixStream, engine: Arc<Engine>) {
-    crate::fds::attend(client, engine).await;
+    let access = Arc::new(Access::open());
+    crate::fds::attend(client, crate::fds::Hands { engine, access }).await;
 }

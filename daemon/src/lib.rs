@@ -11,8 +11,9 @@
 //!
 //! Beside the path: `config`, `doors` (where it listens), `takeover` (one daemon after another without a gap), `shutdown`
 //! (phases and signals), `bus_error` (the last words), `admin` (probes and metrics over HTTP).
-//! `tls` (certificates), `access` (identities, policy, audit), `fair` (turns between tenants), `reload` (changed files), `log` (lines
-//! on standard error).
+//! `tls` (certificates), `access` (identities, policy, audit), `gate` (how many connections), `accept` (the loop of every
+//! listening socket), `share` (what a tenant may take), `fair` (turns between tenants), `reload` (changed files),
+//! `log` (lines on standard error).
 //! For the fuzz targets of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
 //! tests break).
@@ -27,6 +28,7 @@ pub mod fault;
 pub mod fuzzing;
 pub mod shutdown;
 
+mod accept;
 mod access;
 mod admin;
 mod admission;
@@ -35,6 +37,7 @@ mod counters;
 mod doors;
 mod fair;
 mod fds;
+mod gate;
 mod ids;
 mod index;
 mod lease;
@@ -50,7 +53,9 @@ mod reload;
 mod reservation;
 mod rpc;
 mod run;
+mod seldom;
 mod session;
+mod share;
 mod staging;
 mod sync;
 mod takeover;

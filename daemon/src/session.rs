@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use tender_proto::{NamespaceDigest, Reason, Refusal, SessionId};
+use tokio::sync::watch;
 
 use crate::access::peer::Caller;
 use crate::admission::Budget;
 use crate::namespace::Namespace;
+use crate::share::{SessionPlace, Share};
 use crate::staging::Staging;
 use crate::sync::{Mutex, RwLock};
 
@@ -29,6 +31,8 @@ pub(crate) struct Owner {
     /// Its namespaces are those of this domain, whatever the client calls them.
     pub(crate) domain: Arc<str>,
     pub(crate) attach: Attach,
+    /// The tenant's name, for what is written about it.
+    pub(crate) tenant: Arc<str>,
 }
 
 /// Which processes get the shared memory of a session.
@@ -44,7 +48,13 @@ pub(crate) enum Attach {
 impl Owner {
     /// A caller in the same process.
     pub(crate) fn in_process() -> Self {
-        Self { whose: Whose::Client, caller: Caller::Anonymous, domain: "".into(), attach: Attach::Anyone }
+        Self {
+            whose: Whose::Client,
+            caller: Caller::Anonymous,
+            domain: "".into(),
+            attach: Attach::Anyone,
+            tenant: "-".into(),
+        }
     }
     /// The daemon itself.
     pub(crate) fn house() -> Self {
@@ -63,6 +73,10 @@ pub(crate) struct Session {
     pub(crate) owner: Owner,
     /// Bytes in flight of this session.
     pub(crate) budget: Arc<Budget>,
+    /// Of its domain, where that has one.
+    pub(crate) share: Option<Arc<Share>>,
+    /// Counts the resets that it must hear of.
+    resets: watch::Sender<u64>,
     state: Mutex<State>,
 }
 
@@ -71,6 +85,8 @@ struct State {
     ended: bool,
     bound: HashMap<NamespaceDigest, Arc<Namespace>>,
     staging: Option<Arc<Staging>>,
+    /// Goes with the session's end, whoever still works for it.
+    place: Option<SessionPlace>,
 }
 
 impl Session {
@@ -117,9 +133,21 @@ impl Session {
         drop(replaced);
         Ok(())
     }
+    /// Hears of the resets of its namespaces.
+    pub(crate) fn resets(&self) -> watch::Receiver<u64> {
+        self.resets.subscribe()
+    }
+    /// Some of the namespaces were reset. Who has registered none of them hears nothing: that there is another tenant
+    /// which resets is not for it to know.
+    pub(crate) fn tell_reset(&self, which: impl Fn(&Namespace) -> bool) {
+        if self.state.lock().bound.values().any(|namespace| which(namespace)) {
+            self.resets.send_modify(|count| *count += 1);
+        }
+    }
     fn end(&self) {
         let mut state = self.state.lock();
         state.ended = true;
+        drop(state.place.take());
         let (bound, staging) = (std::mem::take(&mut state.bound), state.staging.take());
         drop(state);
         if self.owner.is_client() {
@@ -157,7 +185,12 @@ impl Sessions {
         inner.by_id.values().for_each(|session| session.budget.set_limit(budget_bytes));
     }
     /// Opens one. `ready` is called before anybody can name it.
-    pub(crate) fn open(&self, owner: Owner, ready: impl FnOnce(SessionId)) -> Result<SessionId, Refusal> {
+    pub(crate) fn open(
+        &self,
+        owner: Owner,
+        share: Option<Arc<Share>>,
+        ready: impl FnOnce(SessionId),
+    ) -> Result<SessionId, Refusal> {
         let mut inner = self.inner.write();
         if inner.shut {
             return Err(draining());
@@ -170,10 +203,16 @@ impl Sessions {
                 "close sessions or raise the daemon's limit",
             ));
         }
+        let place = share.as_ref().map(|share| share.open()).transpose().map_err(|reason| {
+            let advice = "close sessions, or let the policy give the tenant more";
+            Refusal::new(reason, "one session more than the tenant's quota", advice)
+        })?;
         let id = SessionId::from_random(rand::random());
         ready(id);
         let budget = Budget::new(inner.budget_bytes);
-        inner.by_id.insert(id, Arc::new(Session { id, owner, budget, state: Mutex::default() }));
+        let state = Mutex::new(State { place, ..State::default() });
+        let session = Session { id, owner, budget, share, resets: watch::Sender::new(0), state };
+        inner.by_id.insert(id, Arc::new(session));
         Ok(id)
     }
     /// Ends one; false when it had ended.
@@ -199,6 +238,10 @@ impl Sessions {
         let session = self.get(id)?;
         let same = session.owner.caller == owner.caller && session.owner.domain == owner.domain;
         if same { Ok(()) } else { Err(unknown(id)) }
+    }
+    /// All that are open.
+    pub(crate) fn list(&self) -> Vec<Arc<Session>> {
+        self.inner.read().by_id.values().cloned().collect()
     }
     pub(crate) fn len(&self) -> usize {
         self.inner.read().by_id.len()

@@ -25,6 +25,8 @@ pub(crate) struct Staging {
     map: Mapping,
     bytes: u64,
     budget: Arc<Budget>,
+    /// Of the session's domain, where that has one.
+    domain: Option<Arc<Budget>>,
 }
 
 /// Why there is no region.
@@ -32,6 +34,8 @@ pub(crate) struct Staging {
 pub(crate) enum StagingError {
     /// All regions together would be larger than allowed.
     OverBudget,
+    /// Those of one domain would.
+    OverQuota,
     /// The system refused.
     Io(io::Error),
 }
@@ -43,14 +47,26 @@ pub(crate) fn region_bytes(bytes: u64) -> u64 {
 
 impl Staging {
     /// A new region whose memory is reserved, of whole pages.
-    pub(crate) fn new(bytes: u64, budget: &Arc<Budget>) -> Result<Self, StagingError> {
+    pub(crate) fn new(
+        bytes: u64,
+        budget: &Arc<Budget>,
+        domain: Option<&Arc<Budget>>,
+    ) -> Result<Self, StagingError> {
         let bytes = region_bytes(bytes);
+        if domain.is_some_and(|domain| !domain.take(bytes)) {
+            return Err(StagingError::OverQuota);
+        }
+        let give_back = || domain.iter().for_each(|domain| domain.give(bytes));
         if !budget.take(bytes) {
+            give_back();
             return Err(StagingError::OverBudget);
         }
         match map_new(bytes) {
-            Ok((file, map)) => Ok(Self { file, map, bytes, budget: Arc::clone(budget) }),
+            Ok((file, map)) => {
+                Ok(Self { file, map, bytes, budget: Arc::clone(budget), domain: domain.cloned() })
+            }
             Err(error) => {
+                give_back();
                 budget.give(bytes);
                 Err(StagingError::Io(error))
             }
@@ -73,6 +89,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         self.budget.give(self.bytes);
+        self.domain.iter().for_each(|domain| domain.give(self.bytes));
     }
 }
 
@@ -96,7 +113,7 @@ mod tests {
     #[test]
     fn a_client_sees_the_same_bytes_and_cannot_resize_them() {
         let budget = Budget::new(1 << 20);
-        let staging = Staging::new(5000, &budget).unwrap();
+        let staging = Staging::new(5000, &budget, None).unwrap();
         assert_eq!((staging.bytes(), budget.used_bytes()), (8192, 8192));
         let theirs = File::from(staging.fd().unwrap());
         Mapping::read_write(&theirs).unwrap().copy_in(4990, b"kv bytes").unwrap();
@@ -111,9 +128,19 @@ mod tests {
     #[test]
     fn regions_together_stay_within_the_budget() {
         let budget = Budget::new(8192);
-        let first = Staging::new(8192, &budget).unwrap();
-        assert!(matches!(Staging::new(1, &budget), Err(StagingError::OverBudget)));
+        let first = Staging::new(8192, &budget, None).unwrap();
+        assert!(matches!(Staging::new(1, &budget, None), Err(StagingError::OverBudget)));
         drop(first);
-        assert!(Staging::new(1, &budget).is_ok());
+        assert!(Staging::new(1, &budget, None).is_ok());
+    }
+
+    #[test]
+    fn a_domain_has_its_share_of_all_regions() {
+        let (all, one, other) = (Budget::new(3 << 12), Budget::new(1 << 12), Budget::new(4 << 12));
+        let _first = Staging::new(1, &all, Some(&one)).unwrap();
+        assert!(matches!(Staging::new(1, &all, Some(&one)), Err(StagingError::OverQuota)));
+        let _others = Staging::new(2 << 12, &all, Some(&other)).unwrap();
+        assert!(matches!(Staging::new(1, &all, Some(&other)), Err(StagingError::OverBudget)));
+        assert_eq!((all.used_bytes(), one.used_bytes(), other.used_bytes()), (3 << 12, 1 << 12, 2 << 12));
     }
 }

@@ -74,13 +74,17 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a free port and relays to `upstream`.
     pub async fn start(upstream: Target) -> io::Result<Self> {
+        Self::balance(vec![upstream]).await
+    }
+    /// The same, with each connection relayed to the next of several, as a balancer of a cluster does.
+    pub async fn balance(upstreams: Vec<Target>) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let control = Control { mode: Mode::Pass, cut: 0, fuse_bytes: None, flip: None };
         let (control, watched) = watch::channel(control);
         let passed = Arc::new(Passed::default());
         let mut tasks = JoinSet::new();
-        tasks.spawn(accept(listener, upstream, watched, passed.clone()));
+        tasks.spawn(accept(listener, upstreams, watched, passed.clone()));
         Ok(Self { address, control, passed, _tasks: tasks })
     }
     /// Where clients connect.
@@ -134,17 +138,19 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 async fn accept(
     listener: TcpListener,
-    upstream: Target,
+    upstreams: Vec<Target>,
     control: watch::Receiver<Control>,
     passed: Arc<Passed>,
 ) {
     let mut connections = JoinSet::new();
+    let mut next = upstreams.iter().cycle();
     while let Ok((client, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
         if control.borrow().mode == Mode::Refuse {
             continue;
         }
-        let daemon: Box<dyn Wire> = match &upstream {
+        let Some(upstream) = next.next() else { return };
+        let daemon: Box<dyn Wire> = match upstream {
             Target::Tcp(address) => match TcpStream::connect(address).await {
                 Ok(stream) => Box::new(stream),
                 Err(_) => continue,

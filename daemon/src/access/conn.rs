@@ -1,25 +1,76 @@
-//! A connection that knows where it comes from, and tells every call.
+//! A connection that has said that it speaks HTTP/2. It knows where it comes from, tells every call, and holds its place
+//! at the gate.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
 use super::peer::Peer;
+use crate::gate::Place;
+
+/// How every connection of HTTP/2 begins.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// After so many bytes, both ways together, others have the thread: a connection whose bytes never end must not keep
+/// the calls of another one waiting. About as long as the copy of a frame.
+const SLICE_BYTES: usize = 256 << 10;
 
 /// Bytes as they come from `io`; calls find the peer in their extensions.
 #[derive(Debug)]
 pub(crate) struct Conn<S> {
     io: S,
     peer: Arc<Peer>,
+    /// Bytes of the preface that were read here and not yet passed on.
+    preface: &'static [u8],
+    /// Bytes since the connection last waited.
+    moved_bytes: usize,
+    _place: Place,
+}
+
+impl<S: AsyncRead + Unpin> Conn<S> {
+    /// Waits for the first bytes; those of anything else than HTTP/2 are an error at once. Who calls this bounds the time.
+    pub(crate) async fn open(mut io: S, peer: Peer, place: Place) -> io::Result<Self> {
+        let (mut seen, mut at) = ([0; PREFACE.len()], 0);
+        while at < PREFACE.len() {
+            let count = io.read(&mut seen[at..]).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            at += count;
+            if seen[..at] != PREFACE[..at] {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2"));
+            }
+        }
+        Ok(Self { io, peer: Arc::new(peer), preface: PREFACE, moved_bytes: 0, _place: place })
+    }
 }
 
 impl<S> Conn<S> {
-    pub(crate) fn new(io: S, peer: Peer) -> Self {
-        Self { io, peer: Arc::new(peer) }
+    /// Whether it is others' turn; then this one is called again after them.
+    fn is_over(&mut self, context: &Context<'_>) -> bool {
+        let over = self.moved_bytes >= SLICE_BYTES;
+        if over {
+            self.moved_bytes = 0;
+            context.waker().wake_by_ref();
+        }
+        over
+    }
+    fn moved<T>(
+        &mut self,
+        done: Poll<io::Result<T>>,
+        bytes: impl FnOnce(&T) -> usize,
+    ) -> Poll<io::Result<T>> {
+        match &done {
+            Poll::Ready(Ok(what)) => self.moved_bytes += bytes(what),
+            // Others have the thread now.
+            Poll::Pending => self.moved_bytes = 0,
+            Poll::Ready(Err(_)) => {}
+        }
+        done
     }
 }
 
@@ -37,7 +88,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Conn<S> {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(context, into)
+        if !self.preface.is_empty() {
+            let (now, later) = self.preface.split_at(self.preface.len().min(into.remaining()));
+            into.put_slice(now);
+            self.preface = later;
+            return Poll::Ready(Ok(()));
+        }
+        if self.is_over(context) {
+            return Poll::Pending;
+        }
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(context, into);
+        self.moved(read, |()| into.filled().len() - before)
     }
 }
 
@@ -47,7 +109,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Conn<S> {
         context: &mut Context<'_>,
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(context, from)
+        if self.is_over(context) {
+            return Poll::Pending;
+        }
+        let written = Pin::new(&mut self.io).poll_write(context, from);
+        self.moved(written, |count| *count)
     }
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_flush(context)
@@ -60,7 +126,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Conn<S> {
         context: &mut Context<'_>,
         from: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(context, from)
+        if self.is_over(context) {
+            return Poll::Pending;
+        }
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, from);
+        self.moved(written, |count| *count)
     }
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()

@@ -26,7 +26,7 @@ use tender_proto::{NamespaceDigest, Reason, Refusal};
 use crate::session::{Attach, Owner, Whose};
 use audit::{Audit, Line};
 use peer::{Caller, Peer};
-use policy::{Identity as Written, PolicyError, PolicyFile, Rights, StorageQuota, TenantSpec};
+use policy::{DomainQuota, Identity as Written, PolicyError, PolicyFile, Rights, TenantSpec};
 pub(crate) use tenant::Tenant;
 use tenant::Usage;
 
@@ -74,7 +74,8 @@ impl Identity {
     /// What its sessions belong to.
     pub(crate) fn owner(&self) -> Owner {
         let domain = Arc::clone(&self.tenant.spec.domain);
-        Owner { whose: Whose::Client, caller: self.caller.clone(), domain, attach: self.attach }
+        let tenant = Arc::clone(&self.tenant.spec.name);
+        Owner { whose: Whose::Client, caller: self.caller.clone(), domain, attach: self.attach, tenant }
     }
     pub(crate) fn domain(&self) -> &Arc<str> {
         &self.tenant.spec.domain
@@ -222,7 +223,7 @@ fn nobody(name: &str, domain: &str) -> TenantSpec {
         everywhere: Rights::NONE,
         namespaces: Vec::new(),
         shared_memory: false,
-        storage: StorageQuota::default(),
+        quota: DomainQuota::default(),
         store_rate_bytes: 0,
         read_rate_bytes: 0,
     }
@@ -258,11 +259,11 @@ impl Access {
         Ok(())
     }
 
-    /// What each domain may hold.
-    pub(crate) fn quotas(&self) -> HashMap<Arc<str>, StorageQuota> {
+    /// What each domain may hold, and have at one time.
+    pub(crate) fn quotas(&self) -> HashMap<Arc<str>, DomainQuota> {
         let policy = self.policy.load();
-        let limited = policy.tenants.iter().filter(|tenant| tenant.spec.storage != StorageQuota::default());
-        limited.map(|tenant| (Arc::clone(&tenant.spec.domain), tenant.spec.storage)).collect()
+        let limited = policy.tenants.iter().filter(|tenant| tenant.spec.quota != DomainQuota::default());
+        limited.map(|tenant| (Arc::clone(&tenant.spec.domain), tenant.spec.quota)).collect()
     }
 
     /// Whether there is no policy: then nobody may name a domain, also not to read what one had stored under a policy.
@@ -293,7 +294,12 @@ impl Access {
 
     /// Counts and logs a refusal that is made elsewhere.
     pub(crate) fn note(&self, call: &'static str, identity: &Identity, reason: Reason, why: &str) {
-        let (caller, tenant) = (identity.caller.to_string(), &identity.tenant.spec.name);
+        self.note_owner(call, &identity.owner(), reason, why);
+    }
+
+    /// The same about a session's owner, where no call says who it is.
+    pub(crate) fn note_owner(&self, call: &'static str, owner: &Owner, reason: Reason, why: &str) {
+        let (caller, tenant) = (owner.caller.to_string(), &owner.tenant);
         self.audit.write(&Line { caller: &caller, tenant, call, reason, why });
     }
 

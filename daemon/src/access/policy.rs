@@ -32,20 +32,26 @@ pub(crate) struct TenantSpec {
     pub(crate) namespaces: Vec<NamespaceRule>,
     /// May map the arena, which holds what all tenants have stored.
     pub(crate) shared_memory: bool,
-    pub(crate) storage: StorageQuota,
+    pub(crate) quota: DomainQuota,
     /// Bytes per second to be stored; 0 for no limit.
     pub(crate) store_rate_bytes: u64,
     /// Bytes per second sent over the network; 0 for no limit.
     pub(crate) read_rate_bytes: u64,
 }
 
-/// What a tenant's domain may hold in the arena; 0 for no limit.
+/// What a tenant's domain may hold in the arena, and have at one time; 0 where nothing is stated.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct StorageQuota {
+pub(crate) struct DomainQuota {
     /// Payload of chunks that are READY or being stored.
     pub(crate) bytes: u64,
     /// How many of them.
     pub(crate) chunks: u64,
+    /// Open sessions.
+    pub(crate) sessions: u64,
+    /// Staging regions.
+    pub(crate) staging_bytes: u64,
+    /// Parts that are reserved, being written, or waiting for others of their chunk.
+    pub(crate) inflight_bytes: u64,
 }
 
 /// What somebody may do.
@@ -262,6 +268,9 @@ enum DataRight {
 struct RawQuota {
     bytes: Option<Spanned<ByteSize>>,
     chunks: Option<Spanned<u64>>,
+    sessions: Option<Spanned<u64>>,
+    staging_bytes: Option<Spanned<ByteSize>>,
+    inflight_bytes: Option<Spanned<ByteSize>>,
     store_bytes_per_second: Option<Spanned<ByteSize>>,
     read_bytes_per_second: Option<Spanned<ByteSize>>,
 }
@@ -324,7 +333,7 @@ struct Wrong {
 
 fn check(raw: RawPolicy) -> Result<PolicyFile, Wrong> {
     let (mut names, mut known) = (HashSet::new(), HashMap::new());
-    let mut quotas: HashMap<Arc<str>, StorageQuota> = HashMap::new();
+    let mut quotas: HashMap<Arc<str>, DomainQuota> = HashMap::new();
     let shares: HashSet<String> =
         raw.tenant.iter().filter_map(|t| t.share.as_ref()).map(|share| share.get_ref().0.clone()).collect();
     let mut tenants = Vec::new();
@@ -349,11 +358,11 @@ fn check(raw: RawPolicy) -> Result<PolicyFile, Wrong> {
             }
         }
         let spec = tenant_spec(tenant)?;
-        if let Some(other) = quotas.insert(Arc::clone(&spec.domain), spec.storage)
-            && other != spec.storage
+        if let Some(other) = quotas.insert(Arc::clone(&spec.domain), spec.quota)
+            && other != spec.quota
         {
             return wrong(format!(
-                "all who share '{}' have one quota of bytes and chunks together: give each of them the same numbers",
+                "all who share '{}' have one quota together, but for rates: give each of them the same numbers",
                 spec.domain
             ));
         }
@@ -367,9 +376,9 @@ fn tenant_spec(raw: RawTenant) -> Result<TenantSpec, Wrong> {
         Some(zero) if zero.get_ref().as_u64() == 0 => Err(nothing(zero.span().start)),
         size => Ok(size.map_or(0, |size| size.get_ref().as_u64())),
     };
-    let chunks = match raw.quota.chunks {
-        Some(zero) if *zero.get_ref() == 0 => return Err(nothing(zero.span().start)),
-        chunks => chunks.map_or(0, |chunks| *chunks.get_ref()),
+    let some = |number: Option<Spanned<u64>>| match number {
+        Some(zero) if *zero.get_ref() == 0 => Err(nothing(zero.span().start)),
+        number => Ok(number.map_or(0, |number| *number.get_ref())),
     };
     let name: Arc<str> = raw.name.get_ref().0.as_str().into();
     let rule = |rule: RawRule| {
@@ -386,7 +395,13 @@ fn tenant_spec(raw: RawTenant) -> Result<TenantSpec, Wrong> {
         everywhere: Rights::of(&raw.allow),
         namespaces: raw.namespaces.into_iter().map(rule).collect(),
         shared_memory: raw.shared_memory,
-        storage: StorageQuota { bytes: above_zero(raw.quota.bytes)?, chunks },
+        quota: DomainQuota {
+            bytes: above_zero(raw.quota.bytes)?,
+            chunks: some(raw.quota.chunks)?,
+            sessions: some(raw.quota.sessions)?,
+            staging_bytes: above_zero(raw.quota.staging_bytes)?,
+            inflight_bytes: above_zero(raw.quota.inflight_bytes)?,
+        },
         store_rate_bytes: above_zero(raw.quota.store_bytes_per_second)?,
         read_rate_bytes: above_zero(raw.quota.read_bytes_per_second)?,
     })

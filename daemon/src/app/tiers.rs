@@ -5,11 +5,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use tender_proto::NamespaceDigest;
-use tokio::sync::watch;
 
 use super::{AppError, RunningApp};
 use crate::config::{Config, DiskConfig, Listen, PeersConfig};
-use crate::engine::{Engine, House};
+use crate::engine::{Engine, House, ResetScope};
 use crate::metrics::Metrics;
 use crate::task::blocking;
 use crate::tier::disk::Disk;
@@ -27,8 +26,6 @@ pub(super) struct Surroundings<'a> {
     pub(super) metrics: &'a Arc<Metrics>,
     /// Where it listens, with real ports.
     pub(super) addresses: &'a [Listen],
-    /// Tells clients that namespaces were reset.
-    pub(super) resets: &'a watch::Sender<u64>,
     /// The daemon's certificates, if it has any.
     pub(super) tls: Option<&'a Arc<Tls>>,
 }
@@ -93,18 +90,18 @@ fn open_peers(
         tls: around.tls.cloned(),
     };
     let house = Arc::new(House::open(around.engine).map_err(AppError::Tiers)?);
-    let forget = forget_through(stack, around.resets.clone());
+    let forget = forget_through(stack, Arc::clone(around.engine));
     peers::start(peers, place, house, forget, Arc::clone(around.metrics)).map_err(AppError::Directory)
 }
 
 /// Forgets a namespace that was reset on another daemon, and tells this one's clients. Called on a thread that may wait.
-fn forget_through(stack: &Arc<OnceLock<Weak<Stack>>>, resets: watch::Sender<u64>) -> Forget {
+fn forget_through(stack: &Arc<OnceLock<Weak<Stack>>>, engine: Arc<Engine>) -> Forget {
     let stack = Arc::clone(stack);
     Arc::new(move |namespace: NamespaceDigest| {
         let stack = stack.get().and_then(Weak::upgrade).ok_or_else(|| "the tiers are not open".to_owned())?;
         let forgotten = tokio::runtime::Handle::current().block_on(stack.forget_here(namespace));
         // Whatever became of it, the engine has begun a new epoch.
-        resets.send_modify(|count| *count += 1);
+        engine.tell_reset(ResetScope::One(namespace));
         forgotten
     })
 }

@@ -37,6 +37,10 @@ pub(super) const MAX_NAMESPACES: usize = 256;
 /// Some 150,000 chunks, and requests that asked for as many.
 pub(super) const HISTORY: ByteSize = ByteSize::mib(8);
 pub(super) const MAX_CALLS_PER_CONNECTION: usize = 1024;
+/// A process has one or two for each session, and some for what operators ask.
+pub(super) const MAX_CONNECTIONS: usize = 8192;
+/// All engines of a node, also behind one address; four hosts do not take everything from the others.
+pub(super) const MAX_CONNECTIONS_PER_PEER: usize = 2048;
 /// A lookup's answer comes after the step that asked for it in any case, and a step takes about as long.
 pub(super) const TIER_LOOKUP_TIME: Span = Span(Duration::from_millis(20));
 /// Longer than any request waits: later ones profit.
@@ -115,6 +119,8 @@ pub(super) fn text(id: &str) -> Option<String> {
         "history" => size(HISTORY),
         "max_frame" => size(ByteSize(FRAME_PAYLOAD_BYTES as u64)),
         "max_calls_per_connection" => MAX_CALLS_PER_CONNECTION.to_string(),
+        "max_connections" => MAX_CONNECTIONS.to_string(),
+        "max_connections_per_peer" => MAX_CONNECTIONS_PER_PEER.to_string(),
         "tier-lookup-time" => TIER_LOOKUP_TIME.to_string(),
         "tier-fetch-time" => TIER_FETCH_TIME.to_string(),
         "tier-fetches" => TIER_FETCHES.to_string(),

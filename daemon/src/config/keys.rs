@@ -62,6 +62,8 @@ keys! {
     "history" = "limits.history" Restart;
     "max_frame" = "limits.max_frame" Restart;
     "max_calls_per_connection" = "limits.max_calls_per_connection" Restart;
+    "max_connections" = "limits.max_connections" Restart;
+    "max_connections_per_peer" = "limits.max_connections_per_peer" Restart;
     "tier-lookup-time" = "tiers.lookup_time" Restart;
     "tier-fetch-time" = "tiers.fetch_time" Restart;
     "tier-fetches" = "tiers.fetches" Restart;

@@ -65,6 +65,10 @@ pub struct Config {
     pub max_frame_bytes: usize,
     /// Calls under way on one connection.
     pub max_calls_per_connection: usize,
+    /// Connections over the network, and the same number over Unix sockets.
+    pub max_connections: usize,
+    /// Of them those of one host, one certificate, or one local user other than the daemon's own and root.
+    pub max_connections_per_peer: usize,
     /// Files that keep chunks; `None` for none.
     pub disk: Option<DiskConfig>,
     /// A store that outlives the daemons; `None` for none.
@@ -221,6 +225,14 @@ impl Config {
             max_calls_per_connection: at_least_one(
                 "max-calls-per-connection",
                 calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
+            )?,
+            max_connections: at_least_one(
+                "max-connections",
+                settings.limits.max_connections.unwrap_or(defaults::MAX_CONNECTIONS),
+            )?,
+            max_connections_per_peer: at_least_one(
+                "max-connections-per-peer",
+                settings.limits.max_connections_per_peer.unwrap_or(defaults::MAX_CONNECTIONS_PER_PEER),
             )?,
             disk: disk::check(&settings.disk)?,
             shared: check::shared(&settings.shared)?,

@@ -31,7 +31,7 @@ use arc_swap::ArcSwap;
 use nix::errno::Errno;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
 
-use crate::access::policy::StorageQuota;
+use crate::access::policy::DomainQuota;
 use crate::admission::Budget;
 use crate::arena::{Arena, Old};
 use crate::clock::{Clock, Steady};
@@ -41,6 +41,7 @@ use crate::lease::Leases;
 use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
 use crate::session::{Attach, Owner, Session, Sessions, draining};
+use crate::share::Shares;
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
@@ -76,9 +77,10 @@ struct Core {
     readers: AtomicU64,
     refusals: ReasonCounts,
     /// What each domain may hold; empty where nobody is limited.
-    quotas: ArcSwap<HashMap<Arc<str>, StorageQuota>>,
+    quotas: ArcSwap<HashMap<Arc<str>, DomainQuota>>,
     inflight: Arc<Budget>,
     staging: Arc<Budget>,
+    shares: Shares,
     sessions: Sessions,
     namespaces: Namespaces,
     leases: Leases,
@@ -137,6 +139,7 @@ impl Engine {
             quotas: ArcSwap::default(),
             inflight: Budget::new(config.max_inflight_bytes),
             staging: Budget::new(config.max_total_staging_bytes),
+            shares: Shares::new(&config),
             sessions: Sessions::new(config.max_sessions, config.max_session_inflight_bytes),
             namespaces: Namespaces::new(config.max_namespaces, Arc::clone(catalogue)),
             leases: Leases::new(config.max_leases_per_session, catalogue.boot()),
@@ -214,7 +217,8 @@ impl Engine {
         let core = &self.core;
         core.counted(|| {
             core.refuse_when_draining()?;
-            let session = core.sessions.open(owner, |session| {
+            let share = core.shares.of(&owner.domain);
+            let session = core.sessions.open(owner, share, |session| {
                 core.leases.open(session);
                 core.reservations.open(session);
             })?;
@@ -304,8 +308,30 @@ impl Engine {
     }
 
     /// What each domain may hold from now on. What is stored above it goes with the next stores.
-    pub(crate) fn set_quotas(&self, quotas: HashMap<Arc<str>, StorageQuota>) {
+    pub(crate) fn set_quotas(&self, quotas: HashMap<Arc<str>, DomainQuota>) {
+        self.core.shares.set(&quotas);
         self.core.quotas.store(Arc::new(quotas));
+    }
+
+    /// Who opened a session.
+    pub(crate) fn owner_of(&self, session: SessionId) -> Option<Owner> {
+        Some(self.core.sessions.get(session).ok()?.owner.clone())
+    }
+
+    /// What a session hears of: each change says that one of its namespaces was reset.
+    pub(crate) fn resets_of(&self, session: SessionId) -> Result<tokio::sync::watch::Receiver<u64>, Refusal> {
+        Ok(self.core.sessions.get(session)?.resets())
+    }
+
+    /// Tells the sessions that have registered them that namespaces were reset. Apart from [`Engine::reset`], since other
+    /// tiers forget after the arena: clients ask again when all have.
+    pub(crate) fn tell_reset(&self, which: ResetScope) {
+        for session in self.core.sessions.list() {
+            session.tell_reset(|namespace| match which {
+                ResetScope::One(digest) => namespace.digest == digest,
+                ResetScope::All => true,
+            });
+        }
     }
 
     /// The namespace's epoch, which each reset raises; see [`Engine::reserve_gathered`].
@@ -492,8 +518,10 @@ impl Core {
             (0, _) => None,
             (_, Some(same)) if same.bytes() == region_bytes(bytes) => Some(same),
             _ => {
-                let staging = Staging::new(bytes, &self.staging).map_err(|error| match error {
+                let domain = session.share.as_ref().map(|share| &share.staging);
+                let staging = Staging::new(bytes, &self.staging, domain).map_err(|error| match error {
                     StagingError::OverBudget => Reason::NoSpace,
+                    StagingError::OverQuota => Reason::OverQuota,
                     StagingError::Io(error) => broken(error),
                 })?;
                 let staging = Arc::new(staging);

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::history::Left;
 use super::{Core, DomainStats};
-use crate::access::policy::StorageQuota;
+use crate::access::policy::DomainQuota;
 use crate::namespace::Namespace;
 
 impl Core {
@@ -59,13 +59,13 @@ impl Core {
     }
 }
 
-fn beside_the_ready(quota: StorageQuota, namespaces: &[Arc<Namespace>]) -> bool {
+fn beside_the_ready(quota: DomainQuota, namespaces: &[Arc<Namespace>]) -> bool {
     let bytes: u64 = namespaces.iter().map(|n| n.inflight.used_bytes()).sum();
     let chunks: u64 = namespaces.iter().map(|n| n.counters.pending_chunks.load(Ordering::Acquire)).sum();
     (quota.bytes == 0 || bytes <= quota.bytes) && (quota.chunks == 0 || chunks <= quota.chunks)
 }
 
-fn within(quota: StorageQuota, namespaces: &[Arc<Namespace>]) -> bool {
+fn within(quota: DomainQuota, namespaces: &[Arc<Namespace>]) -> bool {
     let sum = |count: fn(&Namespace) -> u64| namespaces.iter().map(|namespace| count(namespace)).sum::<u64>();
     let bytes = || sum(|n| n.counters.ready_bytes.load(Ordering::Acquire) + n.inflight.used_bytes());
     let chunks = || {

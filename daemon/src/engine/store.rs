@@ -155,6 +155,10 @@ impl Core {
             closed => return Err(closed),
         }
         let permit = Permit::take(&self.inflight, &session.budget, ask.bytes).map_err(Door::Refused)?;
+        let permit = match &session.share {
+            Some(share) => permit.within(&share.inflight).map_err(Door::Refused)?,
+            None => permit,
+        };
         let permit = permit.counted_in(&namespace.inflight);
         // Before room is made in the arena: a domain at its quota makes it among its own.
         if !self.keep_to_quota(namespace) {

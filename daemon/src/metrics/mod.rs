@@ -20,6 +20,7 @@ use tender_proto::{Reason, Refusal};
 
 use crate::access::Access;
 use crate::engine::Engine;
+use crate::gate::Turned;
 use crate::tier::Stack;
 use crate::tier::disk::Disk;
 use crate::tier::shared::SharedStats;
@@ -78,6 +79,10 @@ pub(crate) struct Metrics {
     sent_shm_bytes: AtomicU64,
     sent_grpc_bytes: AtomicU64,
     failed_handshakes: AtomicU64,
+    /// By door.
+    connections: Mutex<BTreeMap<&'static str, u64>>,
+    /// By door and reason: words of the code.
+    turned_away: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     /// By what and outcome: words of the code.
     reloads: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     access: OnceLock<Arc<Access>>,
@@ -108,6 +113,8 @@ impl Metrics {
             sent_shm_bytes: AtomicU64::new(0),
             sent_grpc_bytes: AtomicU64::new(0),
             failed_handshakes: AtomicU64::new(0),
+            connections: Mutex::default(),
+            turned_away: Mutex::default(),
             reloads: Mutex::default(),
             access: OnceLock::new(),
             calls: RwLock::default(),
@@ -120,6 +127,16 @@ impl Metrics {
     /// A TLS connection did not come about.
     pub(crate) fn handshake_failed(&self) {
         self.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+    }
+    /// Connections came or went.
+    pub(crate) fn connections(&self, door: &'static str, change: i64) {
+        let mut connections = self.connections.lock();
+        let count = connections.entry(door).or_default();
+        *count = count.saturating_add_signed(change);
+    }
+    /// A connection was closed instead of served.
+    pub(crate) fn turned_away(&self, door: &'static str, why: Turned) {
+        *self.turned_away.lock().entry((door, why.label())).or_default() += 1;
     }
     /// Changed files were read, or refused.
     pub(crate) fn reloaded(&self, what: &'static str, used: bool) {
@@ -212,6 +229,13 @@ impl Metrics {
         let reloads = self.reloads.lock().clone();
         text.family(&table::RELOADS, reloads.iter().map(|((what, outcome), n)| row(&[what, outcome], *n)));
         text.one(&table::FAILED_TLS_HANDSHAKES, read(&self.failed_handshakes));
+        let connections = self.connections.lock().clone();
+        text.family(&table::CONNECTIONS, connections.iter().map(|(door, n)| row(&[door], *n)));
+        let turned = self.turned_away.lock().clone();
+        text.family(
+            &table::REFUSED_CONNECTIONS,
+            turned.iter().map(|((door, reason), n)| row(&[door, reason], *n)),
+        );
         let refusals = self.access.get().map(|access| access.refusals()).unwrap_or_default();
         let refusals = refusals.iter().map(|(tenant, reason, count)| row(&[tenant, reason.label()], *count));
         text.family(&table::ACCESS_REFUSALS, refusals);

@@ -86,6 +86,7 @@ macro_rules! labels {
 labels! {
     BREAKER = "breaker": "`disk`, `peers`, `directory`, `shared`";
     CALL = "call": "the calls of the protocol, by name";
+    DOOR = "door": "`local`, `network`";
     DOMAIN = "domain": "domains that the policy names; none without a policy";
     DTYPE = "kv_dtype": "as in the namespace's descriptor: one for each namespace";
     KIND = "kind": "a closed list in the code";
@@ -123,6 +124,8 @@ metrics! {
         CALL_SECONDS = Histogram "tender_call_seconds" ("seconds") [CALL] "Time to answer a call";
         RELOADS = Counter "tender_reloads" ("reloads") [WHAT, OUTCOME] "Changed certificates, policies and configurations that were read again";
         FAILED_TLS_HANDSHAKES = Counter "tender_failed_tls_handshakes" ("connections") [] "TLS connections that did not come about: wrong authority, expired, none shown, not TLS";
+        CONNECTIONS = Gauge "tender_connections" ("connections") [DOOR] "Connections of clients, those in their opening included";
+        REFUSED_CONNECTIONS = Counter "tender_refused_connections" ("connections") [DOOR, REASON] "Connections that were closed and not served, by reason";
         REFUSALS = Counter "tender_refusals" ("refusals") [REASON] "Calls and items refused, by reason";
         ACCESS_REFUSALS = Counter "tender_access_refusals" ("refusals") [TENANT, REASON] "What the policy refused, by tenant and reason; - for callers of no tenant";
     }

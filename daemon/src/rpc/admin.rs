@@ -51,8 +51,8 @@ impl v1::admin_server::Admin for AdminService {
             // The successor may not know of it: the caller must ask again.
             return Err(self.0.refuse_here("reset", draining()));
         }
-        if scope.is_some() {
-            self.0.resets.send_modify(|count| *count += 1);
+        if let Some(scope) = scope {
+            self.0.engine.tell_reset(scope);
         }
         // Also after one that failed: the arena may have forgotten, and clients must learn the epoch.
         let answer = answer.map_err(|no| self.0.refuse_here("reset", no))?;

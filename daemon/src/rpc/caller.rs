@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use http::Extensions;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tender_proto::{Descriptor, NamespaceDigest, Refusal, SessionId};
 use tonic::{Request, Status};
 
@@ -27,13 +29,36 @@ impl Want {
 }
 
 impl Shared {
-    /// The caller of a request, by its connection and its token.
+    /// The caller of a request. `entry` has found out before the message was read.
     pub(super) fn identify<T>(&self, call: &'static str, request: &Request<T>) -> Result<Identity, Status> {
-        let peer = request.extensions().get::<Arc<Peer>>();
-        let header = request.metadata().get("authorization");
+        if let Some(known) = request.extensions().get::<Identity>() {
+            return Ok(known.clone());
+        }
+        let header = request.metadata().get("authorization").map(|value| value.as_encoded_bytes());
+        self.identify_as(call, header, request.extensions().get::<Arc<Peer>>())
+    }
+
+    /// The same from what comes before the message.
+    pub(super) fn identify_by(
+        &self,
+        call: &'static str,
+        headers: &HeaderMap,
+        extensions: &Extensions,
+    ) -> Result<Identity, Status> {
+        let header = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        self.identify_as(call, header, extensions.get::<Arc<Peer>>())
+    }
+
+    /// By the connection and the token.
+    fn identify_as(
+        &self,
+        call: &'static str,
+        header: Option<&[u8]>,
+        peer: Option<&Arc<Peer>>,
+    ) -> Result<Identity, Status> {
         // What is no bearer token is a token that nobody has.
         let token = header.map(|value| {
-            value.to_str().ok().and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default()
+            std::str::from_utf8(value).ok().and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default()
         });
         let identity = self.access.identify(call, peer.map(Arc::as_ref), token);
         let identity = identity.map_err(|no| self.refuse_here(call, no))?;

@@ -181,7 +181,6 @@ mod tests {
                 peers: None,
                 metrics: Arc::new(Metrics::new()),
                 phase: watch::channel(Phase::Serving).1,
-                resets: watch::Sender::new(0),
                 boot: tender_proto::BootId::from_random([1; 16]),
                 started: Instant::now(),
                 max_frame_bytes: config.max_frame_bytes,

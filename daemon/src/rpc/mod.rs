@@ -1,6 +1,6 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
-//! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
+//! `front` brings connections, `entry` finds out who calls before a message is read, `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
 //! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
 //! `peer` what other daemons ask, `admin` what operators ask (`explain`, `desk`, `verify` the longer answers), `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
@@ -9,8 +9,10 @@ mod admin;
 mod caller;
 mod convert;
 pub(crate) mod desk;
+mod entry;
 mod explain;
 mod frames;
+mod front;
 mod get;
 mod lookup;
 mod pace;
@@ -48,8 +50,6 @@ pub(crate) struct Shared {
     pub(crate) fair: Arc<Fair>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) phase: watch::Receiver<Phase>,
-    /// Counts resets, so that sessions hear of them.
-    pub(crate) resets: watch::Sender<u64>,
     pub(crate) boot: BootId,
     pub(crate) started: Instant,
     /// Payload of one frame, both ways.

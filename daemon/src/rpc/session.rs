@@ -69,6 +69,10 @@ impl SessionStream {
         let shown = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
         let opening = tracing::info_span!("peer", peer = shown, tenant = %identity.tenant.spec.name);
         let opened = opening.in_scope(|| engine.open_session_of(owner, &request.client_name, request.pid));
+        if opened.as_ref().is_err_and(|no| no.reason == Reason::OverQuota) {
+            let why = "it has as many sessions as its quota";
+            shared.access.note("session", &identity, Reason::OverQuota, why);
+        }
         let id = opened.map_err(|no| shared.refuse("session", no))?;
         let session = OpenSession { engine: Arc::clone(engine), id };
         let (config, limits) = (engine.config(), engine.limits());
@@ -90,7 +94,8 @@ impl SessionStream {
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
         let phase = WatchStream::from_changes(shared.phase.clone());
-        let resets = WatchStream::from_changes(shared.resets.subscribe());
+        let resets = engine.resets_of(id).map_err(|no| shared.refuse("session", no))?;
+        let resets = WatchStream::from_changes(resets);
         Ok(Self { _session: session, opened: Some(opened), heartbeat, phase, resets, warned: false })
     }
 

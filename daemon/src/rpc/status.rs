@@ -1,38 +1,19 @@
 //! The way of a refusal to the caller: counted once, in the log now and then, and as a gRPC status with typed
 //! details. Which code a reason has is the contract's to say ([`Refusal::to_status`]).
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::Mutex;
 use tender_proto::{Reason, Refusal};
 use tonic::Status;
 
 use super::Shared;
+use crate::seldom::Seldom;
 
-/// One line in the log for each reason in this time: a client that asks a thousand times a second must not hide
-/// what else happens.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 /// A status travels in a header, and headers have limits that what a client sent must not exceed.
 const MAX_WORDS_BYTES: usize = 512;
 
-/// What was said when, and how often it was not said since.
-#[derive(Debug, Default)]
-pub(crate) struct RefusalLog(Mutex<BTreeMap<Reason, (Instant, u64)>>);
-
-impl RefusalLog {
-    /// How many of this reason were left out since the last line, if it is time for one.
-    fn due(&self, reason: Reason, now: Instant) -> Option<u64> {
-        let mut said = self.0.lock();
-        match said.get_mut(&reason) {
-            Some((last, left_out)) if now.duration_since(*last) < LOG_EVERY => {
-                *left_out += 1;
-                None
-            }
-            _ => Some(said.insert(reason, (now, 0)).map_or(0, |(_, left_out)| left_out)),
-        }
-    }
-}
+/// When each reason was last written about.
+pub(crate) type RefusalLog = Seldom<Reason>;
 
 impl Shared {
     /// A refusal that the engine gave, and has counted.
@@ -63,18 +44,6 @@ fn shorten(mut text: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flood_of_one_reason_is_one_line_and_its_number() {
-        let (log, start) = (RefusalLog::default(), Instant::now());
-        assert_eq!(log.due(Reason::NoSpace, start), Some(0));
-        for _ in 0..1000 {
-            assert_eq!(log.due(Reason::NoSpace, start), None);
-        }
-        assert_eq!(log.due(Reason::Malformed, start), Some(0), "other reasons are not held back");
-        assert_eq!(log.due(Reason::NoSpace, start + LOG_EVERY), Some(1000));
-        assert_eq!(log.due(Reason::NoSpace, start + LOG_EVERY), None);
-    }
 
     #[test]
     fn long_words_are_cut_between_letters() {

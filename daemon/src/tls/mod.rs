@@ -14,7 +14,7 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-pub(crate) use accept::incoming;
+pub(crate) use accept::shake;
 
 /// HTTP/2 is all that is spoken here.
 const ALPN: &[u8] = b"h2";
@@ -204,6 +204,64 @@ mod tests {
         std::fs::write(&config.cert, cert.pem()).unwrap();
         std::fs::write(&config.key, key.serialize_pem()).unwrap();
         config
+    }
+
+    /// A handshake in memory, and what the daemon sends after it.
+    fn shake(
+        server: &Arc<ServerConfig>,
+        client: &Arc<rustls::ClientConfig>,
+    ) -> Option<rustls::HandshakeKind> {
+        let name = "tender.example".try_into().unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::clone(client), name).unwrap();
+        let mut server = rustls::ServerConnection::new(Arc::clone(server)).unwrap();
+        for _ in 0..6 {
+            let (mut there, mut back) = (Vec::new(), Vec::new());
+            while client.wants_write() {
+                client.write_tls(&mut there).unwrap();
+            }
+            let mut rest = there.as_slice();
+            while !rest.is_empty() {
+                server.read_tls(&mut rest).unwrap();
+                server.process_new_packets().unwrap();
+            }
+            while server.wants_write() {
+                server.write_tls(&mut back).unwrap();
+            }
+            let mut rest = back.as_slice();
+            while !rest.is_empty() {
+                client.read_tls(&mut rest).unwrap();
+                client.process_new_packets().unwrap();
+            }
+        }
+        assert!(!client.is_handshaking() && !server.is_handshaking());
+        server.handshake_kind()
+    }
+
+    #[test]
+    fn every_connection_shows_its_certificate_anew() {
+        use rustls::HandshakeKind::{Full, Resumed};
+
+        let dir = tempfile::tempdir().unwrap();
+        let config = written(dir.path());
+        let server = Tls::load(config.clone()).unwrap().server();
+        // As it would be otherwise: then the same two clients resume their sessions.
+        let mut resuming = ServerConfig::clone(&server);
+        resuming.session_storage = rustls::server::ServerSessionMemoryCache::new(8);
+        resuming.send_tls13_tickets = 2;
+        let resuming = Arc::new(resuming);
+        for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+            let client = || {
+                let key = PrivateKeyDer::from_pem_file(&config.key).unwrap();
+                rustls::ClientConfig::builder_with_protocol_versions(&[version])
+                    .with_root_certificates(roots(&config.cert).unwrap())
+                    .with_client_auth_cert(certificates("certificate", &config.cert).unwrap(), key)
+                    .map(Arc::new)
+                    .unwrap()
+            };
+            let (client, other) = (client(), client());
+            assert_eq!([shake(&resuming, &other), shake(&resuming, &other)], [Some(Full), Some(Resumed)]);
+            assert_eq!([shake(&server, &client), shake(&server, &client)], [Some(Full), Some(Full)]);
+        }
     }
 
     #[test]

@@ -53,6 +53,8 @@ const SETTINGS: &[Setting] = &[
     ("limits", "history", "history", false),
     ("limits", "max_frame", "max-frame", false),
     ("limits", "max_calls_per_connection", "max-calls-per-connection", true),
+    ("limits", "max_connections", "max-connections", true),
+    ("limits", "max_connections_per_peer", "max-connections-per-peer", true),
     ("tiers", "lookup_time", "tier-lookup-time", false),
     ("tiers", "fetch_time", "tier-fetch-time", false),
     ("tiers", "fetches", "tier-fetches", true),

@@ -1,10 +1,15 @@
 //! Who gets in, what they may do, and how much: daemons in this process with real certificates, made for each test.
 #![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
+mod balancer;
 mod certs;
+mod doubts;
 mod fairness;
+mod front;
+mod hangup;
 mod quotas;
 mod reload;
+mod shares;
 mod tenants;
 mod tls;
 
@@ -40,11 +45,20 @@ struct Wish {
     policy: Option<String>,
     client_auth: ClientAuth,
     arena_bytes: u64,
+    /// In all and of one peer.
+    connections: Option<(usize, usize)>,
+    max_sessions: Option<usize>,
 }
 
 impl Default for Wish {
     fn default() -> Self {
-        Self { policy: None, client_auth: ClientAuth::Required, arena_bytes: 64 << 20 }
+        Self {
+            policy: None,
+            client_auth: ClientAuth::Required,
+            arena_bytes: 64 << 20,
+            connections: None,
+            max_sessions: None,
+        }
     }
 }
 
@@ -85,6 +99,12 @@ impl Secure {
             policy,
             ..Config::default()
         };
+        if let Some((all, each)) = wish.connections {
+            (config.max_connections, config.max_connections_per_peer) = (all, each);
+        }
+        if let Some(most) = wish.max_sessions {
+            config.engine.max_sessions = most;
+        }
         config.engine.arena.place = path("arena");
         config.engine.arena.bytes = wish.arena_bytes;
         config.engine.arena.prefault = false;

@@ -23,7 +23,7 @@ fn a_policy_says_who_may_do_what_where_and_how_much() {
     let [search, ads] = &policy.tenants[..] else { panic!("two tenants: {policy:?}") };
     assert_eq!((&*search.domain, &*ads.domain), ("search", "pool"));
     assert_eq!(search.identities[1], Identity::One(Caller::Dns("search.example".into())));
-    assert_eq!(search.storage, StorageQuota { bytes: 1 << 30, chunks: 10 });
+    assert_eq!(search.quota, DomainQuota { bytes: 1 << 30, chunks: 10, ..DomainQuota::default() });
     assert_eq!((search.store_rate_bytes, search.read_rate_bytes), (5 << 20, 0));
     assert_eq!(search.everywhere, Rights { read: true, ..Rights::NONE });
     let digest = NamespaceDigest::parse(&[0xab; 32]).unwrap();

@@ -64,8 +64,15 @@ pub(in crate::config) struct LimitSettings {
     /// Calls under way on one connection; open sessions do not count.
     #[arg(long, value_name = "N", env = "TENDERD_MAX_CALLS_PER_CONNECTION")]
     pub(in crate::config) max_calls_per_connection: Option<usize>,
+    /// Connections over the network, and the same number over Unix sockets; at most a quarter of the open files each.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_CONNECTIONS")]
+    pub(in crate::config) max_connections: Option<usize>,
+    /// Connections of one host, of one certificate, or of one local user other than the daemon's own and root.
+    #[arg(long, value_name = "N", env = "TENDERD_MAX_CONNECTIONS_PER_PEER")]
+    pub(in crate::config) max_connections_per_peer: Option<usize>,
 }
 overlay!(LimitSettings {
     reservation_time, max_inflight, max_session_inflight, max_sessions, max_leases_per_session, max_part, max_staging,
-    max_total_staging, max_batch_chunks, max_namespaces, history, max_frame, max_calls_per_connection
+    max_total_staging, max_batch_chunks, max_namespaces, history, max_frame, max_calls_per_connection,
+    max_connections, max_connections_per_peer
 } {});

@@ -54,6 +54,21 @@ fn a_descriptor_that_is_not_its_digest_is_a_conflict() {
 }
 
 #[test]
+fn a_namespace_has_a_few_names_and_one_more_is_refused() {
+    let bench = Bench::with_slots(4);
+    let session = bench.session();
+    let name = |namespace: &str, name: usize| {
+        let d = descriptor(namespace);
+        bench.engine.register(session, d.clone(), d.digest(), Some(&format!("{namespace}-{name}")))
+    };
+    let most = (0..1000).take_while(|&n| name("a", n).is_ok()).count();
+    assert!((1..100).contains(&most), "{most} names of one namespace");
+    assert_eq!(name("a", most).unwrap_err().reason, Reason::TooMany);
+    name("a", 0).expect("one that it has");
+    name("b", 0).expect("another namespace has names of its own");
+}
+
+#[test]
 fn namespaces_that_nobody_uses_make_room_for_others() {
     let bench = Bench::with_slots(4);
     let first = bench.session();

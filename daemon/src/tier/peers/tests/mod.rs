@@ -30,6 +30,7 @@ use crate::engine::{
     ArenaConfig, Engine, EngineConfig, House, ReserveAnswer, ReserveAsk, ResetScope, Stored,
 };
 use crate::fair::Fair;
+use crate::gate::{Bounds, Gate};
 use crate::metrics::Metrics;
 use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
@@ -125,7 +126,6 @@ impl Node {
             fair: Fair::new(2),
             metrics: Arc::clone(&metrics),
             phase: watched,
-            resets: watch::Sender::new(0),
             boot: BootId::from_random([1; 16]),
             started: Instant::now(),
             max_frame_bytes: 5000,
@@ -137,7 +137,8 @@ impl Node {
             peers: Some(Arc::clone(&tier)),
         });
         let server = spawn("test server", async move {
-            server::serve_tcp(shared, listener, std::future::pending()).await.unwrap();
+            let gate = Gate::new("network", Bounds { all: 64, each: 64 }, &shared.metrics);
+            server::serve_tcp(shared, listener, gate, std::future::pending()).await.unwrap();
         });
         Self { server, tier, session, house, engine, address, metrics, _phase: phase, dir }
     }
