@@ -1,6 +1,8 @@
 //! The daemon's life: bind, build, serve, drain, stop.
 
 mod hand_over;
+#[cfg(test)]
+mod tests;
 mod tiers;
 
 use std::fs::File;
@@ -33,7 +35,7 @@ pub use crate::tier::disk::DiskError;
 pub use crate::tier::shared::OpenError as SharedError;
 use crate::tls::{Tls, TlsError};
 pub use hand_over::{HandedOver, Successor};
-use tiers::{Surroundings, Tiers};
+use tiers::{DiskTrouble, Surroundings, Tiers};
 
 /// How often ended leases and reservations are looked for.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -145,7 +147,7 @@ impl RunningApp {
             Some(taken) => Self::succeed(config, taken).await,
             None => {
                 let doors = Self::open_all(&config).await?;
-                Self::begin(config, doors, None).await
+                Self::begin(config, doors, None, DiskTrouble::Ends).await
             }
         }
     }
@@ -160,7 +162,12 @@ impl RunningApp {
     }
 
     /// Serves at these doors. With an arena that another daemon had until now, at once; else while its pages are touched.
-    async fn begin(config: Config, doors: Arc<[Door]>, arena: Option<File>) -> Result<Self, AppError> {
+    async fn begin(
+        config: Config,
+        doors: Arc<[Door]>,
+        arena: Option<File>,
+        disk_trouble: DiskTrouble,
+    ) -> Result<Self, AppError> {
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
         let stack_slot = Arc::new(OnceLock::new());
@@ -195,6 +202,7 @@ impl RunningApp {
             addresses: &addresses,
             resets: &resets,
             tls: tls.as_ref(),
+            disk_trouble,
         };
         let tiers = Tiers::open(&config, around).await.inspect_err(stop)?;
         if let Some(stack) = &tiers.stack {
