@@ -1,6 +1,8 @@
 //! The daemon's life: bind, build, serve, drain, stop.
 
 mod hand_over;
+#[cfg(test)]
+mod tests;
 mod tiers;
 
 use std::fs::File;
@@ -35,7 +37,7 @@ pub use crate::tier::disk::DiskError;
 pub use crate::tier::shared::OpenError as SharedError;
 use crate::tls::{Tls, TlsError};
 pub use hand_over::{HandedOver, Successor};
-use tiers::{Surroundings, Tiers};
+use tiers::{DiskTrouble, Surroundings, Tiers};
 
 /// How often ended leases and reservations are looked for.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -170,7 +172,7 @@ impl RunningApp {
             Some(taken) => Self::succeed(config, taken).await,
             None => {
                 let doors = Self::open_all(&config).await?;
-                Self::begin(config, doors, None).await
+                Self::begin(config, doors, None, DiskTrouble::Ends).await
             }
         }
     }
@@ -185,7 +187,12 @@ impl RunningApp {
     }
 
     /// Serves at these doors. With an arena that another daemon had until now, at once; else while its pages are touched.
-    async fn begin(config: Config, doors: Arc<[Door]>, arena: Option<File>) -> Result<Self, AppError> {
+    async fn begin(
+        config: Config,
+        doors: Arc<[Door]>,
+        arena: Option<File>,
+        disk_trouble: DiskTrouble,
+    ) -> Result<Self, AppError> {
         let (phase, watched) = watch::channel(Phase::Starting);
         let (metrics, slot) = (Arc::new(Metrics::new()), Arc::new(OnceLock::new()));
         let stack_slot = Arc::new(OnceLock::new());
@@ -215,8 +222,13 @@ impl RunningApp {
         engine.set_quotas(access.quotas());
         _ = slot.set(Arc::clone(&engine));
         let addresses = addresses_of(&doors)?;
-        let around =
-            Surroundings { engine: &engine, metrics: &metrics, addresses: &addresses, tls: tls.as_ref() };
+        let around = Surroundings {
+            engine: &engine,
+            metrics: &metrics,
+            addresses: &addresses,
+            tls: tls.as_ref(),
+            disk_trouble,
+        };
         let tiers = Tiers::open(&config, around).await.inspect_err(stop)?;
         if let Some(stack) = &tiers.stack {
             _ = stack_slot.set(Arc::clone(stack));

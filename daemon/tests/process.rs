@@ -158,6 +158,23 @@ fn a_file_that_is_no_socket_is_left_alone() {
     assert_eq!(std::fs::read_to_string(dir.path().join("t.sock")).unwrap(), "precious");
 }
 
+/// The disk is a pipe whose other end this test holds and never writes to.
+#[test]
+fn a_daemon_whose_disk_hangs_ends_when_it_is_told_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("disk");
+    std::fs::create_dir(&folder).unwrap();
+    let list = folder.join("namespaces");
+    nix::unistd::mkfifo(&list, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let settings = ["--arena-size", "16MiB", "--disk-size", "64MiB", "--disk-segment-size", "1MiB"];
+    let mut command = tenderd(dir.path(), &settings);
+    let mut child = command.arg("--disk-path").arg(&folder).stderr(Stdio::null()).spawn().unwrap();
+    // Opens as soon as the daemon does.
+    let hangs = std::fs::OpenOptions::new().write(true).open(&list).unwrap();
+    assert_eq!(signalled(&mut child, Signal::SIGTERM).code(), Some(0));
+    drop(hangs);
+}
+
 #[test]
 fn an_unused_daemon_ends_by_itself() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use tender_proto::v1;
 
+use super::tiers::DiskTrouble;
 use super::{AppError, DRAIN_TICK, RunningApp};
 use crate::config::Config;
 use crate::doors::Door;
 use crate::engine::StartError;
 use crate::shutdown::Phase;
 use crate::takeover::{self, Line, Message, Taken};
+use crate::task::blocking;
 
 /// How long what runs may go on when another daemon takes over: all that time lookups miss. A load of a gigabyte is
 /// done in it; one that is not is computed anew.
@@ -55,7 +57,7 @@ impl RunningApp {
                 }
                 None => None,
             };
-            match Self::begin(config.clone(), Arc::clone(&doors), inherited).await {
+            match Self::begin(config.clone(), Arc::clone(&doors), inherited, DiskTrouble::Ends).await {
                 // It died a moment ago, and the system is not done with it.
                 Err(AppError::Arena(StartError::InUse { .. })) if Instant::now() < give_up => {}
                 Ok(app) if arena.is_none() && !doors.iter().all(Door::is_reachable) => {
@@ -101,6 +103,7 @@ impl RunningApp {
         self.phase.send_replace(Phase::HandingOver { grace });
         if let Err(why) = self.ready_to_go(&line, grace).await {
             tracing::warn!(pid, why, "the other daemon did not take over; serving on");
+            self.engine.open_reads();
             self.engine.end_drain();
             self.phase.send_replace(Phase::Serving);
             return Ok(HandedOver::Kept(Box::new(self)));
@@ -126,6 +129,14 @@ impl RunningApp {
             () = self.idle_within(grace) => {}
             _ = line.hear() => return Err("it went away or spoke out of turn"),
         }
+        // Asked while everything can still stay as it is: one that hangs may write into the arena at any later time.
+        let engine = Arc::clone(&self.engine);
+        if !blocking("reads", move || engine.shut_reads()).await.unwrap_or(false) {
+            let why =
+                "a read of its disk hangs; look at the disk that holds the disk tier, or restart instead";
+            _ = tokio::time::timeout(GO, line.say(refused(why), &[])).await;
+            return Err("a read of this daemon's disk hangs");
+        }
         line.say(Message::Drained(v1::TakeOverDrained {}), &[]).await.map_err(|_| "it went away")?;
         match tokio::time::timeout(GO, line.hear()).await {
             Ok(Ok((Message::Go(_), _))) => Ok(()),
@@ -141,9 +152,13 @@ impl RunningApp {
         let mut config = self.config.clone();
         config.engine.arena.discard = false;
         drop(self);
-        let app = Self::begin(config, doors, Some(arena)).await?;
+        let app = Self::begin(config, doors, Some(arena), DiskTrouble::Warns).await?;
         Ok(HandedOver::Kept(Box::new(app)))
     }
+}
+
+fn refused(why: &str) -> Message {
+    Message::Refused(v1::TakeOverRefused { why: why.to_owned() })
 }
 
 /// The same doors; those whose files are gone are bound anew.

@@ -12,13 +12,19 @@ use crate::engine::{Engine, House, ResetScope};
 use crate::metrics::Metrics;
 use crate::task::blocking;
 use crate::tier::disk::Disk;
-use crate::tier::peers::{self, Forget, PeerTier, Place};
+use crate::tier::generations::{Forget, Generations};
+use crate::tier::peers::{self, PeerTier, Place};
 use crate::tier::shared::SharedTier;
 use crate::tier::{Stack, Tier};
 use crate::tls::Tls;
 
 /// For a daemon that ends to let go of its disk.
 const FOLDER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For opening a disk that the daemon can do without.
+const OPEN_TIME: Duration = Duration::from_secs(10);
+/// For tiers to let go of what they hold. A disk that hangs is left behind.
+const LAST_TIME: Duration = Duration::from_secs(2);
 
 /// What tiers need of the daemon.
 pub(super) struct Surroundings<'a> {
@@ -28,6 +34,16 @@ pub(super) struct Surroundings<'a> {
     pub(super) addresses: &'a [Listen],
     /// The daemon's certificates, if it has any.
     pub(super) tls: Option<&'a Arc<Tls>>,
+    pub(super) disk_trouble: DiskTrouble,
+}
+
+/// What a disk does that cannot be opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum DiskTrouble {
+    /// It ends the start: somebody looks at it.
+    Ends,
+    /// It is a warning, for a daemon that has served before and nobody watches: it goes on without the disk.
+    Warns,
 }
 
 /// All of them.
@@ -37,6 +53,8 @@ pub(super) struct Tiers {
     pub(super) stack: Option<Arc<Stack>>,
     /// The one among them that answers other daemons.
     pub(super) peers: Option<Arc<PeerTier>>,
+    /// The session of what the daemon shares with others.
+    house: Option<Arc<House>>,
 }
 
 impl Tiers {
@@ -45,53 +63,87 @@ impl Tiers {
         let stack_slot = Arc::new(OnceLock::new());
         let mut tiers: Vec<Arc<dyn Tier>> = Vec::new();
         if let Some(disk) = &config.disk {
-            tiers.push(open_disk(disk, around.metrics).await?);
+            tiers.extend(open_disk(disk, &around).await?);
         }
-        let peers = match &config.peers {
-            Some(peers) => Some(open_peers(config, peers, &around, &stack_slot)?),
-            None => None,
+        let generations = match (&config.peers, &config.shared) {
+            (None, None) => None,
+            _ => Some(open_generations(config, &around, &stack_slot)?),
         };
-        tiers.extend(peers.iter().map(|peers| Arc::clone(peers) as Arc<dyn Tier>));
-        if let Some(shared) = &config.shared {
-            let shared = SharedTier::open(shared)?;
+        let mut all =
+            Self { house: generations.as_ref().map(|all| Arc::clone(all.house())), ..Self::default() };
+        if let (Some(peers), Some(generations)) = (&config.peers, &generations) {
+            let peers = open_peers(peers, &around, Arc::clone(generations))?;
+            all.peers = Some(Arc::clone(&peers));
+            tiers.push(peers);
+        }
+        if let (Some(shared), Some(generations)) = (&config.shared, generations) {
+            let shared = SharedTier::open(shared, generations)?;
             around.metrics.watch_shared(shared.stats());
             tiers.push(Arc::new(shared));
         }
         if tiers.is_empty() {
-            return Ok(Self::default());
+            return Ok(all);
         }
         let stack = Stack::open(around.engine, tiers, config.stack.clone()).map_err(AppError::Tiers)?;
         let stack = Arc::new(stack);
         _ = stack_slot.set(Arc::downgrade(&stack));
-        Ok(Self { stack: Some(stack), peers })
+        all.stack = Some(stack);
+        Ok(all)
     }
 }
 
 /// A daemon that hands over lets go of the folder at about the same time.
-async fn open_disk(config: &DiskConfig, metrics: &Metrics) -> Result<Arc<dyn Tier>, AppError> {
+async fn open_disk(
+    config: &DiskConfig,
+    around: &Surroundings<'_>,
+) -> Result<Option<Arc<dyn Tier>>, AppError> {
     let config = config.clone();
-    let opening = blocking("open disk", move || Disk::open(&config, FOLDER_PATIENCE)).await;
+    let opening = blocking("open disk", move || Disk::open(&config, FOLDER_PATIENCE));
+    let opened = match around.disk_trouble {
+        DiskTrouble::Ends => Ok(opening.await),
+        DiskTrouble::Warns => tokio::time::timeout(OPEN_TIME, opening).await,
+    };
     let failed = |source| AppError::System { what: "the disk's thread", source: io::Error::other(source) };
-    let disk = Arc::new(opening.map_err(failed)??);
-    metrics.watch_disk(&disk);
-    Ok(disk)
+    let why = match opened {
+        Ok(opened) => match opened.map_err(failed)? {
+            Ok(disk) => {
+                let disk = Arc::new(disk);
+                around.metrics.watch_disk(&disk);
+                return Ok(Some(disk));
+            }
+            Err(error) if around.disk_trouble == DiskTrouble::Ends => return Err(error.into()),
+            Err(error) => error.to_string(),
+        },
+        Err(_) => "the disk hangs".to_owned(),
+    };
+    tracing::error!(why, "serving without the disk tier until the next start");
+    Ok(None)
+}
+
+/// What is known of the namespaces' generations, in the directory and the shared store alike.
+fn open_generations(
+    config: &Config,
+    around: &Surroundings<'_>,
+    stack: &Arc<OnceLock<Weak<Stack>>>,
+) -> Result<Arc<Generations>, AppError> {
+    let arena = &config.engine.arena;
+    let house = Arc::new(House::open(around.engine).map_err(AppError::Tiers)?);
+    let forget = forget_through(stack, Arc::clone(around.engine));
+    // What does not outlive the daemon has nothing to be remembered of.
+    let file = arena.keep.then(|| arena.place.with_added_extension("generations"));
+    Ok(Arc::new(Generations::new(house, forget, file)))
 }
 
 fn open_peers(
-    config: &Config,
     peers: &PeersConfig,
     around: &Surroundings<'_>,
-    stack: &Arc<OnceLock<Weak<Stack>>>,
+    generations: Arc<Generations>,
 ) -> Result<Arc<PeerTier>, AppError> {
-    let arena = &config.engine.arena;
     let place = Place {
         address: peers.reached_at(around.addresses).ok_or(AppError::Unreachable)?,
-        generations: arena.keep.then(|| arena.place.with_added_extension("generations")),
         tls: around.tls.cloned(),
     };
-    let house = Arc::new(House::open(around.engine).map_err(AppError::Tiers)?);
-    let forget = forget_through(stack, Arc::clone(around.engine));
-    peers::start(peers, place, house, forget, Arc::clone(around.metrics)).map_err(AppError::Directory)
+    peers::start(peers, place, generations, Arc::clone(around.metrics)).map_err(AppError::Directory)
 }
 
 /// Forgets a namespace that was reset on another daemon, and tells this one's clients. Called on a thread that may wait.
@@ -112,8 +164,8 @@ impl RunningApp {
     pub(super) fn held_by_tiers(&self) -> (u64, u64, u64) {
         let (sessions, leases, reservations) =
             self.tiers.stack.as_ref().map_or((0, 0, 0), |stack| stack.held());
-        match &self.tiers.peers {
-            Some(peers) => (sessions + 1, leases, reservations + peers.house().held().1),
+        match &self.tiers.house {
+            Some(house) => (sessions + 1, leases, reservations + house.held().1),
             None => (sessions, leases, reservations),
         }
     }
@@ -122,17 +174,15 @@ impl RunningApp {
     pub(super) async fn drain_tiers(&self, deadline: Instant) {
         if let Some(stack) = &self.tiers.stack {
             stack.drain(deadline).await;
-            stack.stop().await;
+            stack.stop(deadline.max(Instant::now() + LAST_TIME)).await;
         }
-        self.tiers.peers.iter().for_each(|peers| peers.stop());
     }
 
     /// The tiers are another daemon's from now on.
     pub(super) async fn stop_tiers(&mut self) {
-        let Tiers { stack, peers } = std::mem::take(&mut self.tiers);
-        if let Some(stack) = stack {
-            stack.stop().await;
+        let tiers = std::mem::take(&mut self.tiers);
+        if let Some(stack) = tiers.stack {
+            stack.stop(Instant::now() + LAST_TIME).await;
         }
-        peers.iter().for_each(|peers| peers.stop());
     }
 }

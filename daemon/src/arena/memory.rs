@@ -99,6 +99,10 @@ impl Memory {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+    /// Lets them begin again.
+    pub(crate) fn open_reads(&self) {
+        self.reads.lock().shut = false;
+    }
     /// Waits for what is being written now; from then on nothing is.
     pub(crate) fn give_away(&self) {
         *self.given_away.write() = true;
@@ -191,5 +195,7 @@ mod tests {
         drop(reading);
         assert!(memory.shut_reads(Duration::ZERO));
         assert!(memory.reading().is_none());
+        memory.open_reads();
+        assert!(memory.reading().is_some());
     }
 }

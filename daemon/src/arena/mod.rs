@@ -212,11 +212,27 @@ impl Arena {
         OpenOptions::new().read(true).open(path).map(OwnedFd::from)
     }
 
+    /// Lets no file be read into the arena any more. False, and all is as before, if such a read hangs.
+    pub(crate) fn shut_reads(&self) -> bool {
+        self.map.shut_reads(READS_PATIENCE)
+    }
+
+    /// As a read that is under way.
+    #[cfg(test)]
+    pub(crate) fn reading(&self) -> Option<impl Drop + '_> {
+        self.map.reading()
+    }
+
+    /// Lets files be read into it again.
+    pub(crate) fn open_reads(&self) {
+        self.map.open_reads();
+    }
+
     /// Gives the file away: when this returns, nothing is written to it any more, whoever is late. The lock goes with
     /// the descriptor.
     pub(crate) fn give_away(&self) -> io::Result<File> {
         let file = self.file.try_clone()?;
-        if !self.map.shut_reads(READS_PATIENCE) {
+        if !self.shut_reads() {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "a read from a disk into the arena does not end",

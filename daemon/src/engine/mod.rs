@@ -387,6 +387,23 @@ impl Engine {
         self.core.draining.store(false, Ordering::Release);
     }
 
+    /// Lets no file be read into the arena any more. It may wait for seconds. False, and all is as before, if such a read
+    /// hangs: then the arena cannot be given away.
+    pub(crate) fn shut_reads(&self) -> bool {
+        self.core.arena.shut_reads()
+    }
+
+    /// As a read of a file into the arena that is under way while this lives.
+    #[cfg(test)]
+    pub(crate) fn reading(&self) -> Option<impl Drop + '_> {
+        self.core.arena.reading()
+    }
+
+    /// The arena is not given away after all.
+    pub(crate) fn open_reads(&self) {
+        self.core.arena.open_reads();
+    }
+
     /// Ends every session, opens no other, and gives the arena's file away with its lock. When this returns, nothing is
     /// promised to anybody any more and nothing is written to the file, whatever calls are still under way: a store
     /// that was answered is in it, and one that was not is refused with [`Reason::Draining`].

@@ -16,19 +16,19 @@ type Key = (NamespaceDigest, u32);
 #[derive(Debug)]
 pub(super) struct Calls {
     under_way: Mutex<HashMap<Key, usize>>,
-    /// Namespaces that are being forgotten, and by how many at one time: no call for them begins.
-    barred: Mutex<HashMap<NamespaceDigest, usize>>,
+    /// Namespaces that are being forgotten (`None`: all), and by how many at one time: no call for them begins.
+    barred: Mutex<HashMap<Option<NamespaceDigest>, usize>>,
     /// A namespace was reset.
     resets: watch::Sender<u64>,
     /// A call has ended.
     ends: watch::Sender<u64>,
 }
 
-/// Keeps calls for a namespace out while it lives.
+/// Keeps calls for a namespace, or for all, out while it lives.
 #[derive(Debug)]
 pub(super) struct Barred<'a> {
     calls: &'a Calls,
-    namespace: NamespaceDigest,
+    namespace: Option<NamespaceDigest>,
 }
 
 impl Drop for Barred<'_> {
@@ -93,7 +93,7 @@ impl Calls {
         let mut resets = self.resets.subscribe();
         tokio::pin!(call);
         loop {
-            if !is_current() || self.barred.lock().contains_key(&namespace.digest) {
+            if !is_current() || self.is_barred(namespace.digest) {
                 return None;
             }
             tokio::select! {
@@ -104,11 +104,17 @@ impl Calls {
     }
 
     /// Keeps calls for a namespace out and ends those that are under way. Until its tiers have forgotten, a call of the
-    /// new epoch would find in them what was stored in the old one.
-    pub(super) fn bar(&self, namespace: NamespaceDigest) -> Barred<'_> {
+    /// new epoch would find in them what was stored in the old one. `None`: for all namespaces, also those that are not
+    /// known yet.
+    pub(super) fn bar(&self, namespace: Option<NamespaceDigest>) -> Barred<'_> {
         *self.barred.lock().entry(namespace).or_default() += 1;
         self.resets.send_modify(|resets| *resets += 1);
         Barred { calls: self, namespace }
+    }
+
+    fn is_barred(&self, namespace: NamespaceDigest) -> bool {
+        let barred = self.barred.lock();
+        barred.contains_key(&Some(namespace)) || barred.contains_key(&None)
     }
 
     /// Waits until no call for this namespace is under way.

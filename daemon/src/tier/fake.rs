@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -44,6 +44,8 @@ pub(crate) enum Heard {
     Keep(ChunkId),
     Withdraw(Vec<ChunkId>),
     Reset(NamespaceDigest),
+    ResetOthers,
+    Close,
     Drain,
 }
 
@@ -59,6 +61,8 @@ pub(crate) struct FakeTier {
     /// Each fetch and each keep takes one; a test that wants to see them under way gives none.
     pub(crate) turns: Semaphore,
     pub(crate) resets_fail: Mutex<Option<String>>,
+    /// They never end.
+    pub(crate) resets_hang: AtomicBool,
     pub(crate) keeps: Mutex<Kept>,
     pub(crate) heard: Mutex<Vec<Heard>>,
     pub(crate) kept: Mutex<BTreeMap<ChunkId, Vec<u8>>>,
@@ -80,6 +84,7 @@ impl FakeTier {
             find_takes: Mutex::new(Duration::ZERO),
             turns: Semaphore::new(1 << 20),
             resets_fail: Mutex::default(),
+            resets_hang: AtomicBool::new(false),
             keeps: Mutex::new(Kept::Yes),
             heard: Mutex::default(),
             kept: Mutex::default(),
@@ -115,6 +120,13 @@ impl FakeTier {
     }
     pub(crate) fn has_heard(&self, heard: &Heard) -> bool {
         self.heard.lock().contains(heard)
+    }
+
+    async fn may_forget(&self) -> Result<(), String> {
+        if self.resets_hang.load(Ordering::Acquire) {
+            std::future::pending::<()>().await;
+        }
+        self.resets_fail.lock().clone().map_or(Ok(()), Err)
     }
 
     fn trick(&self) -> Trick {
@@ -216,13 +228,20 @@ impl Tier for FakeTier {
         self.heard.lock().push(Heard::Withdraw(chunks.to_vec()));
     }
 
-    async fn reset(&self, namespace: &TierNamespace) -> Result<(), String> {
+    async fn reset(&self, namespace: &TierNamespace, raised: Option<u64>) -> Result<Option<u64>, String> {
         self.heard.lock().push(Heard::Reset(namespace.digest));
-        if let Some(why) = self.resets_fail.lock().clone() {
-            return Err(why);
-        }
+        self.may_forget().await?;
         self.holds.lock().clear();
-        Ok(())
+        Ok(raised)
+    }
+
+    async fn reset_others(&self, _: &[TierNamespace]) -> Result<(), String> {
+        self.heard.lock().push(Heard::ResetOthers);
+        self.may_forget().await
+    }
+
+    async fn close(&self, _: Instant) {
+        self.heard.lock().push(Heard::Close);
     }
 
     async fn drain(&self, _: Instant) {

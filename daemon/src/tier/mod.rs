@@ -15,6 +15,7 @@ pub(crate) mod disk;
 #[cfg(test)]
 pub(crate) mod fake;
 mod fetches;
+pub(crate) mod generations;
 pub(crate) mod peers;
 pub(crate) mod shared;
 mod stack;
@@ -165,8 +166,16 @@ pub(crate) trait Tier: fmt::Debug + Send + Sync {
     async fn withdraw(&self, namespace: NamespaceDigest, chunks: &[ChunkId]);
 
     /// Forgets a namespace. After `Ok`, nothing that was stored before is found or fetched through this tier by any
-    /// daemon, nor kept by a call that is under way.
-    async fn reset(&self, namespace: &TierNamespace) -> Result<(), String>;
+    /// daemon, nor kept by a call that is under way. `raised` is the generation to which another tier has raised the
+    /// namespace for this reset; the answer is that one, or this tier's own.
+    async fn reset(&self, namespace: &TierNamespace, raised: Option<u64>) -> Result<Option<u64>, String>;
+
+    /// Forgets all namespaces that it knows, those included that no engine uses here. These are reset by name after it,
+    /// and may stay until then.
+    async fn reset_others(&self, than: &[TierNamespace]) -> Result<(), String>;
+
+    /// Lets go of what it holds, by the deadline; what hangs is left behind. Nothing is asked of it any more.
+    async fn close(&self, deadline: Instant);
 
     /// What is left alone now because it failed, by what it is.
     fn open_breakers(&self) -> Vec<(&'static str, u64)> {

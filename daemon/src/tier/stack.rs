@@ -11,8 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::{Mutex, RwLock};
 use tender_proto::{ChunkId, GroupIndex, GroupKind, NamespaceDigest, Reason, Refusal};
+use tokio::sync::watch;
 
 use super::behind::{Behind, KeepStats, Keeper};
 use super::calls::Calls;
@@ -22,8 +26,10 @@ use crate::config::StackConfig;
 use crate::engine::{Engine, House, ResetAnswer, ResetScope};
 use crate::task::Group;
 
-/// How long one tier may take to forget a namespace. A reset waits for all of them.
+/// How long one tier may take to forget a namespace.
 const RESET_TIME: Duration = Duration::from_secs(5);
+/// How long a reset may take in all, however many namespaces and tiers it is of. What is not done then makes it fail.
+const FORGET_TIME: Duration = Duration::from_secs(10);
 /// How long calls of a namespace may take to end once it was reset, and a stop may wait for lookups under way.
 const END_TIME: Duration = Duration::from_secs(1);
 /// A tier that keeps to its deadline says then what it knows.
@@ -53,6 +59,8 @@ struct Inner {
     behind: Arc<Behind>,
     calls: Arc<Calls>,
     tasks: Mutex<Group>,
+    /// It has been stopped: who waits for a tier waits no longer.
+    stopped: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -94,6 +102,7 @@ impl Stack {
             behind: Arc::clone(&behind),
             calls: Calls::new(),
             tasks: Mutex::new(Group::new("tiers")),
+            stopped: watch::Sender::new(false),
             kinds,
             config: config.clone(),
         });
@@ -153,29 +162,28 @@ impl Stack {
     }
 
     /// Forgets these namespaces: the engine, and all tiers. After `Ok` nothing that was stored before comes back. While it
-    /// lasts, tiers are not asked for them: what they still hold would come back into the new epoch.
+    /// lasts, tiers are not asked for them: what they still hold would come back into the new epoch. It takes no longer
+    /// than [`FORGET_TIME`], nor than until the daemon stops.
     pub(crate) async fn forget(&self, scope: ResetScope) -> Result<ResetAnswer, Refusal> {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err(crate::session::draining()) };
+        let mut stopped = inner.stopped.subscribe();
+        // First: what is registered from now on finds no tier that could bring anything old.
+        let _barred = inner.calls.bar(match scope {
+            ResetScope::All => None,
+            ResetScope::One(digest) => Some(digest),
+        });
         let before = running.namespaces(scope)?;
-        let _barred: Vec<_> = before.iter().map(|namespace| inner.calls.bar(namespace.digest)).collect();
         let answer = running.house.engine().reset(scope);
-        let namespaces: Vec<_> =
-            before.iter().filter_map(|namespace| running.house.namespace(namespace.digest)).collect();
+        let now = |namespace: &TierNamespace| running.house.namespace(namespace.digest);
+        let namespaces: Vec<_> = before.iter().filter_map(now).collect();
         inner.fetches.forget(&namespaces);
-        let mut trouble = None;
-        for namespace in &namespaces {
-            if tokio::time::timeout(END_TIME, inner.calls.quiet(namespace.digest)).await.is_err() {
-                trouble =
-                    trouble.or(Some(not_forgotten("a tier", namespace, "a call under way did not end")));
-            }
-            for tier in &running.tiers {
-                if let Err(why) = reset(tier.as_ref(), namespace).await {
-                    trouble = trouble.or(Some(not_forgotten(tier.kind().name(), namespace, &why)));
-                }
-            }
+        let forgetting = tokio::time::timeout(FORGET_TIME, inner.forget(&running, scope, &namespaces));
+        tokio::select! {
+            forgotten = forgetting => forgotten.unwrap_or_else(|_| Err(not_in_time()))?,
+            _ = stopped.wait_for(|stopped| *stopped) => return Err(crate::session::draining()),
         }
-        trouble.map_or(Ok(answer), Err)
+        Ok(answer)
     }
 
     /// A namespace was reset elsewhere: what serves this daemon only forgets it, the engine and its disk. Those that all
@@ -183,13 +191,13 @@ impl Stack {
     pub(crate) async fn forget_here(&self, namespace: NamespaceDigest) -> Result<(), String> {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err("the daemon ends".to_owned()) };
-        let _barred = inner.calls.bar(namespace);
+        let _barred = inner.calls.bar(Some(namespace));
         running.house.engine().reset(ResetScope::One(namespace));
         let Some(now) = running.house.namespace(namespace) else { return Ok(()) };
         inner.fetches.forget(std::slice::from_ref(&now));
         let quiet = tokio::time::timeout(END_TIME, inner.calls.quiet(namespace)).await;
         for tier in running.tiers.iter().filter(|tier| tier.kind() == TierKind::Disk) {
-            reset(tier.as_ref(), &now).await?;
+            reset(tier.as_ref(), &now, None).await?;
         }
         quiet.map_err(|_| "a call under way did not end".to_owned())
     }
@@ -213,9 +221,10 @@ impl Stack {
         drains.room_for(1).await;
     }
 
-    /// Ends everything at once and lets go of the tiers. What was under way leaves nothing.
-    pub(crate) async fn stop(&self) {
+    /// Ends everything at once and lets go of the tiers, by the deadline. What was under way leaves nothing.
+    pub(crate) async fn stop(&self, deadline: Instant) {
         self.inner.fetches.shut();
+        self.inner.stopped.send_replace(true);
         let tasks = std::mem::replace(&mut *self.inner.tasks.lock(), Group::new("tiers"));
         tasks.end().await;
         let Some(running) = self.inner.running.write().take() else { return };
@@ -224,6 +233,7 @@ impl Stack {
         while Arc::strong_count(&running) > 1 && begun.elapsed() < END_TIME {
             tokio::time::sleep(STOP_TICK).await;
         }
+        join_all(running.tiers.iter().map(|tier| tier.close(deadline))).await;
     }
 
     /// By tier, in order.
@@ -271,6 +281,45 @@ struct Seeking<'a> {
 }
 
 impl Inner {
+    async fn forget(
+        &self,
+        running: &Running,
+        scope: ResetScope,
+        namespaces: &[TierNamespace],
+    ) -> Result<(), Refusal> {
+        let mut trouble = Ok(());
+        if scope == ResetScope::All {
+            for tier in &running.tiers {
+                let forgotten = in_time(tier.reset_others(namespaces)).await;
+                trouble = trouble.and(forgotten.map_err(|why| not_forgotten(tier.kind().name(), None, &why)));
+            }
+        }
+        let mut each = FuturesUnordered::new();
+        for namespace in namespaces {
+            each.push(self.forget_one(running, namespace));
+        }
+        while let Some(forgotten) = each.next().await {
+            trouble = trouble.and(forgotten);
+        }
+        trouble
+    }
+
+    async fn forget_one(&self, running: &Running, namespace: &TierNamespace) -> Result<(), Refusal> {
+        let quiet = tokio::time::timeout(END_TIME, self.calls.quiet(namespace.digest)).await;
+        let mut trouble =
+            quiet.map_err(|_| not_forgotten("a tier", Some(namespace), "a call under way did not end"));
+        let mut raised = None;
+        for tier in &running.tiers {
+            match reset(tier.as_ref(), namespace, raised).await {
+                Ok(generation) => raised = generation,
+                Err(why) => {
+                    trouble = trouble.and(Err(not_forgotten(tier.kind().name(), Some(namespace), &why)));
+                }
+            }
+        }
+        trouble
+    }
+
     /// Asks each tier for what those before it do not have.
     async fn find<'a>(
         &self,
@@ -422,8 +471,16 @@ impl Running {
     }
 }
 
-async fn reset(tier: &dyn Tier, namespace: &TierNamespace) -> Result<(), String> {
-    let done = tokio::time::timeout(RESET_TIME, tier.reset(namespace)).await;
+async fn reset(
+    tier: &dyn Tier,
+    namespace: &TierNamespace,
+    raised: Option<u64>,
+) -> Result<Option<u64>, String> {
+    in_time(tier.reset(namespace, raised)).await
+}
+
+async fn in_time<T>(resetting: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let done = tokio::time::timeout(RESET_TIME, resetting).await;
     done.unwrap_or_else(|_| Err("it did not answer in time".to_owned()))
 }
 
@@ -441,10 +498,17 @@ fn needs_all_before(namespace: &TierNamespace, chunk: ChunkId) -> bool {
     matches!(kind, Ok(GroupKind::FullAttention | GroupKind::MlaLatent))
 }
 
-fn not_forgotten(tier: &str, namespace: &TierNamespace, why: &str) -> Refusal {
-    Refusal::new(
-        Reason::Internal,
-        format!("the reset of the namespace {} in {tier}: {why}", namespace.digest),
-        "what was stored there before may still be found: reset it again",
-    )
+fn not_forgotten(tier: &str, namespace: Option<&TierNamespace>, why: &str) -> Refusal {
+    let what = namespace.map_or_else(
+        || "all namespaces".to_owned(),
+        |namespace| format!("the namespace {}", namespace.digest),
+    );
+    Refusal::new(Reason::Internal, format!("the reset of {what} in {tier}: {why}"), RESET_AGAIN)
 }
+
+fn not_in_time() -> Refusal {
+    let seconds = FORGET_TIME.as_secs();
+    Refusal::new(Reason::Internal, format!("a reset that was not done in {seconds} s"), RESET_AGAIN)
+}
+
+const RESET_AGAIN: &str = "what was stored there before may still be found: reset it again";

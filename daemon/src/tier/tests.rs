@@ -64,7 +64,7 @@ impl Rig {
     }
     /// After a stop nothing is left of the stack, and the recount agrees.
     async fn end(self) {
-        self.stack.stop().await;
+        self.stack.stop(Instant::now() + PATIENCE).await;
         self.bench.engine.close_session(self.session);
         let audit = self.bench.audit();
         let left = (audit.sessions, audit.leases, audit.pins, audit.readers);
@@ -307,6 +307,72 @@ async fn field_21_a_reset_fails_when_a_tier_cannot_forget_or_nobody_knows_the_na
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reset_of_everything_asks_tiers_for_what_no_engine_has_registered_and_fails_with_them() {
+    let rig = Rig::new(&[TierKind::Disk, TierKind::Shared]);
+    rig.stack.forget(ResetScope::One(a())).await.unwrap();
+    assert!(rig.tiers.iter().all(|tier| !tier.has_heard(&Heard::ResetOthers)));
+    rig.stack.forget(ResetScope::All).await.unwrap();
+    for tier in &rig.tiers {
+        let heard = tier.heard.lock().clone();
+        let at = |what: &Heard| heard.iter().rposition(|heard| heard == what);
+        assert!(
+            at(&Heard::ResetOthers) < at(&Heard::Reset(b())),
+            "those that are known come after it: {heard:?}"
+        );
+    }
+    *rig.tiers[0].resets_fail.lock() = Some("the disk is full".into());
+    let no = rig.stack.forget(ResetScope::All).await.unwrap_err();
+    assert!(no.to_string().contains("the disk is full"), "{no}");
+    rig.end().await;
+}
+
+/// What it asks for is nobody's yet when the reset begins.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_is_registered_during_a_reset_of_everything_gets_nothing_old() {
+    let rig = Arc::new(Rig::new(&[TierKind::Disk]));
+    rig.tier().hold(&[chunk(1)]);
+    rig.tier().resets_hang.store(true, Ordering::Release);
+    let resetting = Arc::clone(&rig);
+    let reset = tokio::spawn(async move { resetting.stack.forget(ResetScope::All).await });
+    eventually("the reset is under way", || rig.tier().has_heard(&Heard::ResetOthers)).await;
+    let late = crate::engine::tests::descriptor("late");
+    rig.bench.engine.register(rig.session, late.clone(), late.digest(), None).unwrap();
+    rig.stack.seek(late.digest(), &[chunk(1)], Instant::now() + PATIENCE).await;
+    rig.idle().await;
+    assert_eq!(rig.tier().fetches(), []);
+    reset.abort();
+    _ = reset.await;
+    Arc::into_inner(rig).unwrap().end().await;
+}
+
+/// Each of these tiers alone would take half the time, and one after the other more than all of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_ends_in_bounded_time_whatever_tiers_and_namespaces_there_are() {
+    let rig = Rig::new(&[TierKind::Disk, TierKind::Peers, TierKind::Shared]);
+    rig.tiers.iter().for_each(|tier| tier.resets_hang.store(true, Ordering::Release));
+    let no = rig.stack.forget(ResetScope::All).await.unwrap_err();
+    assert!(no.to_string().contains("not done in 10 s") && no.to_string().contains("reset it again"), "{no}");
+    // And then the tiers are asked again.
+    rig.tiers[1].hold(&[chunk(1)]);
+    rig.comes(&[chunk(1)]).await;
+    rig.idle().await;
+    rig.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_ends_a_reset_that_waits_for_a_tier() {
+    let rig = Arc::new(Rig::new(&[TierKind::Shared]));
+    rig.tier().resets_hang.store(true, Ordering::Release);
+    let resetting = Arc::clone(&rig);
+    let reset = tokio::spawn(async move { resetting.stack.forget(ResetScope::One(a())).await });
+    eventually("the reset is under way", || rig.tier().has_heard(&Heard::Reset(a()))).await;
+    rig.stack.stop(Instant::now() + PATIENCE).await;
+    assert_eq!(reset.await.unwrap().unwrap_err().reason, Reason::Draining);
+    assert!(rig.tier().has_heard(&Heard::Close));
+    Arc::into_inner(rig).unwrap().end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn field_21_a_chunk_that_is_being_kept_at_a_reset_is_let_go_of_first() {
     let rig = Rig::new(&[TierKind::Disk]);
     rig.tier().stop();
@@ -483,7 +549,7 @@ async fn a_stop_in_the_middle_leaves_nothing() {
     rig.comes(&all).await;
     eventually("fetches are under way", || rig.tiers[1].under_way.load(Ordering::Acquire) > 0).await;
     eventually("one is being kept", || !rig.tiers[0].kept().is_empty()).await;
-    rig.stack.stop().await;
+    rig.stack.stop(Instant::now() + PATIENCE).await;
     assert_eq!(rig.seek(&all).await, vec![Sought::Absent(None); 30], "nothing begins after it");
     assert_eq!((rig.under_way(), rig.stack.held()), (0, (0, 0, 0)));
     rig.end().await;
@@ -551,7 +617,7 @@ async fn tiers_that_do_anything_leave_an_arena_that_is_right() {
             rig.bench.engine.release(rig.session, &[lease.id.get()]).unwrap();
         }
         // Parts that were finished of chunks that did not come whole stay until their time is over.
-        rig.stack.stop().await;
+        rig.stack.stop(Instant::now() + PATIENCE).await;
         rig.bench.pass(Duration::from_secs(3600));
         rig.end().await;
     }

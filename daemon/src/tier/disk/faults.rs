@@ -71,9 +71,9 @@ async fn a_reset_that_cannot_be_written_down_says_so() {
     let rig = Rig::new();
     rig.keep(chunk(0)).await;
     faults.next(Fault::DiskNamespaces, 1, ENOSPC);
-    assert!(rig.disk.reset(&rig.namespace()).await.is_err());
+    assert!(rig.disk.reset(&rig.namespace(), None).await.is_err());
     assert_eq!(rig.find(chunk(0)).await, None, "this daemon forgets in any case");
-    rig.disk.reset(&rig.namespace()).await.unwrap();
+    rig.disk.reset(&rig.namespace(), None).await.unwrap();
     let rig = rig.reopen().await;
     assert_eq!(rig.find(chunk(0)).await, None);
 }

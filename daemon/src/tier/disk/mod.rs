@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tender_proto::{ChunkId, ChunkKey, Coverage, Descriptor, NamespaceDigest, PartIndex};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{timeout, timeout_at};
@@ -60,6 +61,8 @@ const QUEUE_SEGMENTS: u64 = 1;
 const KEEP_PATIENCE: Duration = Duration::from_secs(30);
 /// For the threads to end. What they do takes milliseconds, a sync at the end seconds.
 const END_PATIENCE: Duration = Duration::from_secs(10);
+/// How often is looked whether they have.
+const TICK: Duration = Duration::from_millis(1);
 /// Chunks that a lookup asks the index for before others have their turn.
 const TURN_CHUNKS: usize = 1024;
 
@@ -70,7 +73,9 @@ pub(crate) struct Disk {
     budget: Arc<WriteBudget>,
     reads: Arc<Semaphore>,
     /// Gone when the writer is to end.
-    jobs: Option<Sender<Job>>,
+    jobs: Mutex<Option<Sender<Job>>>,
+    /// Nobody waits any more for threads that hang.
+    left: AtomicBool,
     /// Every thread has it until it ends.
     recovery: Arc<Recovery>,
     threads: Vec<Thread>,
@@ -97,7 +102,8 @@ impl Disk {
         let write = move || writer.run(&first, &todo);
         threads.push(thread("disk-write", write).map_err(failed("start a thread for"))?);
         let reads = Arc::new(Semaphore::new(config.reads));
-        Ok(Self { shared, budget, reads, jobs: Some(jobs), recovery, threads })
+        let (jobs, left) = (Mutex::new(Some(jobs)), AtomicBool::new(false));
+        Ok(Self { shared, budget, reads, jobs, left, recovery, threads })
     }
 
     /// One moment's numbers.
@@ -106,19 +112,31 @@ impl Disk {
     }
 
     fn send(&self, job: Job) -> bool {
-        self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
+        self.jobs.lock().as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
     }
 
-    /// Whether all threads end in time.
-    fn ended(&self, patience: Duration) -> bool {
-        let give_up = Instant::now() + patience;
-        while Arc::strong_count(&self.recovery) > 1 {
-            if Instant::now() >= give_up {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
+    /// Tells all threads to end.
+    fn end(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        *self.jobs.lock() = None;
+    }
+
+    /// Whether all threads have ended.
+    fn has_ended(&self) -> bool {
+        Arc::strong_count(&self.recovery) == 1
+    }
+
+    async fn forget(
+        &self,
+        what: impl FnOnce(&Namespaces) -> std::io::Result<()> + Send + 'static,
+    ) -> Result<(), String> {
+        let shared = Arc::clone(&self.shared);
+        add(&shared.counters.resets, 1);
+        match blocking("disk-reset", move || what(&shared.namespaces)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(format!("the disk tier cannot write down that it is forgotten: {error}")),
+            Err(_) => Err("the disk tier's reset ended early".into()),
         }
-        true
     }
 
     fn look(&self, keys: &mut Keys, descriptor: &Descriptor, chunk: ChunkId) -> Option<Available> {
@@ -167,10 +185,15 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.jobs = None;
+        self.end();
         let threads = std::mem::take(&mut self.threads);
-        if !self.ended(END_PATIENCE) {
+        // Whoever could wait on an async thread has closed it before.
+        let give_up = Instant::now() + END_PATIENCE;
+        while !self.has_ended() && !self.left.load(Ordering::Relaxed) {
+            std::thread::sleep(TICK);
+            self.left.fetch_or(Instant::now() >= give_up, Ordering::Relaxed);
+        }
+        if !self.has_ended() {
             tracing::error!("the disk hangs: what the disk tier was writing is left behind");
             // Nobody waits for them; the folder stays locked until they end.
             _ = ManuallyDrop::new(threads);
@@ -286,15 +309,13 @@ impl Tier for Disk {
     /// Nobody was told anything.
     async fn withdraw(&self, _: NamespaceDigest, _: &[ChunkId]) {}
 
-    async fn reset(&self, namespace: &TierNamespace) -> Result<(), String> {
-        let (shared, digest) = (Arc::clone(&self.shared), namespace.digest);
-        add(&shared.counters.resets, 1);
-        let forgotten = blocking("disk-reset", move || shared.namespaces.forget(digest)).await;
-        match forgotten {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("the disk tier cannot write down that it is forgotten: {error}")),
-            Err(_) => Err("the disk tier's reset ended early".into()),
-        }
+    async fn reset(&self, namespace: &TierNamespace, raised: Option<u64>) -> Result<Option<u64>, String> {
+        let digest = namespace.digest;
+        self.forget(move |namespaces| namespaces.forget(digest)).await.map(|()| raised)
+    }
+
+    async fn reset_others(&self, _: &[TierNamespace]) -> Result<(), String> {
+        self.forget(Namespaces::forget_all).await
     }
 
     async fn drain(&self, deadline: Instant) {
@@ -302,5 +323,14 @@ impl Tier for Disk {
         if self.send(Job::Flush(reply)) {
             _ = timeout_at(deadline.into(), flushed).await;
         }
+    }
+
+    /// Waits for what is being written; the folder is free then.
+    async fn close(&self, deadline: Instant) {
+        self.end();
+        while !self.has_ended() && Instant::now() < deadline {
+            tokio::time::sleep(TICK).await;
+        }
+        self.left.store(true, Ordering::Relaxed);
     }
 }

@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tender_proto::{Descriptor, NamespaceDigest};
@@ -22,6 +23,8 @@ const MAGIC: [u8; 8] = *b"TENDERN1";
 const MAX_FILE_BYTES: u64 = 8 << 20;
 /// The old file and the next one, and what is small.
 pub(super) const ROOM_BYTES: u64 = 2 * MAX_FILE_BYTES + (1 << 20);
+/// For an earlier write of it to end.
+const SAVE_PATIENCE: Duration = Duration::from_secs(5);
 /// Digest, generation and length, before each descriptor.
 const ENTRY_BYTES: u64 = 48;
 
@@ -108,6 +111,12 @@ impl Namespaces {
         self.save_all()
     }
 
+    /// The same for all of them.
+    pub(super) fn forget_all(&self) -> io::Result<()> {
+        self.known.write().values_mut().for_each(|known| *known = Known::draw(&known.descriptor));
+        self.save_all()
+    }
+
     /// Forgets those that have neither records nor a user since the start.
     pub(super) fn forget_all_but(&self, used: &HashSet<NamespaceDigest>) {
         let keep = |known: &Known| known.used.load(Ordering::Acquire);
@@ -115,7 +124,10 @@ impl Namespaces {
     }
 
     fn save_all(&self) -> io::Result<()> {
-        let _one = self.saving.lock();
+        // One that hangs must not take a thread from the others with each try.
+        let Some(_one) = self.saving.try_lock_for(SAVE_PATIENCE) else {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "an earlier write hangs"));
+        };
         let all: Vec<_> =
             self.known.read().iter().map(|(digest, known)| (*digest, Arc::clone(known))).collect();
         fault::check(Fault::DiskNamespaces)?;

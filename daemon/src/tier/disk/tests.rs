@@ -192,7 +192,7 @@ async fn after_a_reset_nothing_of_before_is_found_also_by_the_next_daemon() {
     rig.keep(chunk(1)).await;
     let late = rig.store(chunk(2), FULL);
     let under_way = rig.disk.admit(&rig.namespace(), chunk(2), &late).unwrap();
-    rig.disk.reset(&rig.namespace()).await.unwrap();
+    rig.disk.reset(&rig.namespace(), None).await.unwrap();
     // A record that was waiting for its turn meanwhile.
     let (reply, kept) = oneshot::channel();
     assert!(rig.disk.send(Job::Keep(Box::new(under_way), reply)));
@@ -326,16 +326,41 @@ async fn a_drain_returns_when_all_is_on_the_medium_or_at_its_deadline() {
 }
 
 #[tokio::test]
-async fn an_end_does_not_wait_for_a_disk_that_hangs() {
+async fn a_disk_that_hangs_is_left_behind_at_the_end_and_holds_up_nobody() {
     let rig = Rig::new();
     rig.keep(chunk(1)).await;
     // As a thread that never comes back from the disk.
     let hangs = Arc::clone(&rig.disk.recovery);
-    assert!(!rig.disk.ended(Duration::from_millis(5)));
-    drop(hangs);
-    let (jobs, _) = channel();
-    let mut rig = rig;
-    rig.disk.jobs = Some(jobs);
-    assert!(rig.disk.ended(Duration::from_secs(60)), "the writer ends when nobody has work for it");
+    rig.disk.close(Instant::now()).await;
+    assert!(rig.disk.left.load(Ordering::Relaxed) && !rig.disk.has_ended());
     assert_eq!(rig.keep(chunk(2)).await, Kept::Failed);
+    let Rig { disk, .. } = rig;
+    // Were it waited for, this would take END_PATIENCE, on the thread of everybody.
+    drop(disk);
+    drop(hangs);
+}
+
+#[tokio::test]
+async fn an_end_waits_for_a_disk_that_does_not_hang() {
+    let rig = Rig::new();
+    rig.keep(chunk(1)).await;
+    rig.disk.close(soon()).await;
+    assert!(rig.disk.has_ended());
+    assert_eq!(rig.keep(chunk(2)).await, Kept::Failed);
+    let rig = rig.reopen().await;
+    rig.fetch(chunk(1)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reset_of_everything_reaches_namespaces_that_no_engine_has_registered() {
+    let rig = Rig::new();
+    rig.keep(chunk(1)).await;
+    let rig = rig.reopen().await;
+    assert!(rig.find(chunk(1)).await.is_some());
+    rig.disk.reset_others(&[]).await.unwrap();
+    assert_eq!(rig.find(chunk(1)).await, None);
+    let rig = rig.reopen().await;
+    assert_eq!(rig.find(chunk(1)).await, None, "nor does the next daemon find it");
+    rig.keep(chunk(1)).await;
+    rig.fetch(chunk(1)).await.unwrap();
 }

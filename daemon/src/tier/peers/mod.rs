@@ -17,7 +17,6 @@ mod directory;
 mod drain;
 mod entry;
 mod fetch;
-mod generations;
 mod link;
 mod pool;
 mod publisher;
@@ -26,16 +25,16 @@ mod seek;
 mod tests;
 mod uri;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use moka::sync::Cache;
 use parking_lot::Mutex;
 use tender_proto::{ChunkId, NamespaceDigest};
 use tokio::sync::Semaphore;
 
+use super::generations::Generations;
 use super::{Available, FetchError, Kept, OpenChunk, PeerState, Tier, TierKind, TierNamespace};
 use crate::config::Listen;
 use crate::engine::House;
@@ -44,7 +43,6 @@ use crate::task::{Task, spawn};
 use crate::tls::Tls;
 use directory::Directory;
 use entry::{DaemonId, Entry, Fingerprint};
-use generations::Generations;
 use link::Link;
 use pool::Pool;
 use publisher::{Op, Outbox, Publisher};
@@ -52,7 +50,6 @@ use seek::Candidates;
 
 pub(crate) use drain::Offer;
 pub(crate) use entry::{DaemonId as PeerId, Fingerprint as ChunkFingerprint};
-pub(crate) use generations::Forget;
 pub use uri::DirectoryUri;
 
 /// Who holds what is remembered from the question to the fetch, and no longer: words of others grow old.
@@ -91,13 +88,11 @@ impl PeersConfig {
     }
 }
 
-/// Where this daemon is and what it keeps beside its arena.
+/// Where this daemon is.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// tcp://HOST:PORT or tls://HOST:PORT, as other daemons connect.
     pub(crate) address: String,
-    /// Where the namespaces' generations are written down; `None` where the arena does not outlive the daemon.
-    pub(crate) generations: Option<PathBuf>,
     /// What it shows to those that are reached by TLS, if it has certificates.
     pub(crate) tls: Option<Arc<Tls>>,
 }
@@ -120,17 +115,16 @@ pub(crate) struct PeerTier {
     publisher: Mutex<Option<Task>>,
 }
 
-/// Starts it. `forget` must make [`House`]'s engine, and every tier that serves this daemon only, forget a namespace.
+/// Starts it.
 pub(crate) fn start(
     config: &PeersConfig,
     place: Place,
-    house: Arc<House>,
-    forget: Forget,
+    generations: Arc<Generations>,
     metrics: Arc<Metrics>,
 ) -> Result<Arc<PeerTier>, redis::RedisError> {
     let link = Link::new(&config.directory, config.timeout)?;
     let directory = Arc::new(Directory::new(link, &config.prefix, DaemonId::random(), config.ttl));
-    let generations = Arc::new(Generations::new(Arc::clone(&house), forget, place.generations));
+    let house = Arc::clone(generations.house());
     let pool = Arc::new(Pool::new(place.tls));
     let publisher = Publisher {
         engine: Arc::clone(house.engine()),
@@ -251,24 +245,24 @@ impl Tier for PeerTier {
         chunks.iter().for_each(|&chunk| _ = self.outbox.put(Op::Withdraw { namespace, chunk }));
     }
 
-    async fn reset(&self, namespace: &TierNamespace) -> Result<(), String> {
-        // The time of day is in it, so that a directory that has lost the number never gives out one that was used.
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let floor =
-            self.generations.highest(namespace.digest).max(u64::try_from(since.as_millis()).unwrap_or(0));
+    async fn reset(&self, namespace: &TierNamespace, _: Option<u64>) -> Result<Option<u64>, String> {
+        let floor = self.generations.floor(namespace.digest);
         let deadline = Instant::now() + RESET_DEADLINE;
         let raised = self.directory.raise(namespace.digest, floor, 1, deadline).await;
         let generation = raised.map_err(|error| {
             format!("other daemons may still serve the namespace: {error}; reset it again when the directory answers")
         })?;
-        self.generations.learn(namespace.digest, generation).await;
-        // Unless this daemon no longer knows it: then nothing of it is here.
-        if self.generations.highest(namespace.digest) < generation
-            && self.house.epoch(namespace.digest).is_some()
-        {
-            return Err("this daemon could not forget it; reset it again".to_owned());
-        }
+        self.generations.raised(namespace.digest, generation).await?;
+        Ok(Some(generation))
+    }
+
+    /// The directory holds no bytes. What is named there of namespaces that only others use, they serve.
+    async fn reset_others(&self, _: &[TierNamespace]) -> Result<(), String> {
         Ok(())
+    }
+
+    async fn close(&self, _: Instant) {
+        self.stop();
     }
 
     async fn drain(&self, deadline: Instant) {

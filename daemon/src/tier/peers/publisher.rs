@@ -13,12 +13,12 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::directory::{Change, Directory, Listed};
 use super::entry::{Entry, Fingerprint, Holder};
-use super::generations::{Generations, Learned};
 use super::link::LinkError;
 use super::pool::Pool;
 use crate::engine::{Engine, Toured};
 use crate::index::Walk;
 use crate::metrics::Metrics;
+use crate::tier::generations::{Generations, Learned};
 
 /// What waits to be said. More is dropped; the next round says it.
 const OUTBOX: usize = 1 << 16;

@@ -9,9 +9,9 @@ use tokio::time::timeout_at;
 
 use super::PeerTier;
 use super::entry::Holder;
-use super::generations::Learned;
 use super::link::LinkError;
 use super::publisher::Op;
+use crate::tier::generations::Learned;
 use crate::tier::{Available, Tier, TierNamespace};
 
 /// Who can be asked for a chunk.

@@ -76,9 +76,9 @@ impl SharedTier {
         house: &House,
     ) -> Result<u64, (Option<Name>, Failed)> {
         let name_of = |generation| Name { namespace: namespace.digest, generation, chunk };
-        let asking = self.generations.fresh(&self.store, namespace.digest, folder);
+        let asking = self.ties.fresh(namespace, folder);
         // The answer is nearly always what it was, so the object is asked for at the same time.
-        let (generation, guessed) = match self.generations.last(namespace.digest) {
+        let (generation, guessed) = match self.ties.asked.last(namespace.digest) {
             Some(last) => {
                 let name = name_of(last);
                 let (generation, first) = tokio::join!(asking, self.first_piece(name, folder));

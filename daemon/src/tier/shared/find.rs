@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use tender_proto::{ChunkId, GroupIndex};
 use tokio::time::timeout_at;
 
-use super::generation::Generations;
 use super::known::{Known, KnownObjects};
 use super::object::{Name, header_bytes};
 use super::stats::add;
 use super::store::{Store, StoreError};
+use super::ties::Ties;
 use super::{SharedTier, layout};
 use crate::tier::{Available, TierNamespace};
 
@@ -38,7 +38,7 @@ struct Row {
 /// One question. It owns all it needs, so it can go on without the caller.
 struct Look {
     store: Store,
-    generations: Arc<Generations>,
+    ties: Arc<Ties>,
     known: Arc<KnownObjects>,
     namespace: TierNamespace,
     chunks: Vec<ChunkId>,
@@ -75,7 +75,7 @@ impl SharedTier {
         let begun = Instant::now();
         let look = Arc::new(Look {
             store: self.store.clone(),
-            generations: Arc::clone(&self.generations),
+            ties: Arc::clone(&self.ties),
             known: Arc::clone(&self.known),
             namespace: namespace.clone(),
             chunks: chunks.to_vec(),
@@ -114,7 +114,7 @@ impl Look {
     async fn run(&self) -> Result<(), StoreError> {
         let namespace = &self.namespace;
         let folder = layout::folder(namespace.digest, &namespace.descriptor);
-        let generation = self.generations.recent(&self.store, namespace.digest, &folder).await?;
+        let generation = self.ties.recent(namespace, &folder).await?;
         let Some(generation) = generation else { return Ok(()) };
         let name = |at: usize| Name { namespace: namespace.digest, generation, chunk: self.chunks[at] };
         let mut rows = rows(namespace, &self.chunks);

@@ -56,8 +56,8 @@ impl SharedTier {
         stored: &OpenChunk,
     ) -> Result<Kept, StoreError> {
         let folder = layout::folder(namespace.digest, &namespace.descriptor);
-        let generation = self.generations.recent_or_first(&self.store, namespace.digest, &folder).await?;
-        // Gone as soon as it was written: somebody deletes the namespace.
+        let generation = self.ties.to_keep(namespace, &folder).await?;
+        // It was stored before a reset; or what was written is gone at once, because somebody deletes the namespace.
         let Some(generation) = generation else { return Ok(Kept::Unwanted) };
         let name = Name { namespace: namespace.digest, generation, chunk };
         let parts = stored.parts.iter().map(|part| (part.as_ref().len() as u64, part.digest())).collect();

@@ -3,6 +3,7 @@
 //! ```text
 //! v1/<model>-<namespace digest>/descriptor.json         what the namespace is, for people
 //! v1/<model>-<namespace digest>/generation              which of the following folders counts
+//! v1/generation                                         where namespaces cannot be listed: what each must be at least
 //! v1/<model>-<namespace digest>/<generation>/<group>/<chain hash>
 //! ```
 //!
@@ -21,6 +22,21 @@ const MODEL_BYTES: usize = 40;
 /// The folder of a namespace, with a slash at its end.
 pub(super) fn folder(digest: NamespaceDigest, descriptor: &Descriptor) -> String {
     format!("v{FORMAT_VERSION}/{}-{}/", safe(&descriptor.model), digest.to_hex())
+}
+
+/// The folder of all namespaces, with a slash at its end.
+pub(super) fn all() -> String {
+    format!("v{FORMAT_VERSION}/")
+}
+
+/// The namespace whose folder has this name.
+pub(super) fn namespace_of(name: &str) -> Option<NamespaceDigest> {
+    NamespaceDigest::parse_hex(name.rsplit_once('-')?.1).ok()
+}
+
+/// Below which no generation counts, of any namespace.
+pub(super) fn least_generation() -> String {
+    format!("v{FORMAT_VERSION}/generation")
 }
 
 /// Which generation counts.

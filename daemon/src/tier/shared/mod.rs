@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! uri, credentials -> store (operators with timeouts, retries, limits) <- { find, fetch, keep } <- the tier stack
-//!                       generation (what counts) | known (what need not be asked) | breaker (when not to ask)
+//!                       generation, ties (what counts, and for whom) | known (what need not be asked) | breaker (when not to ask)
 //!                       layout (names) | object (bytes)
 //! ```
 //!
@@ -21,12 +21,14 @@ mod stats;
 mod store;
 #[cfg(test)]
 mod tests;
+mod ties;
 mod uri;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 use tender_proto::{ChunkId, NamespaceDigest};
@@ -34,17 +36,21 @@ use tokio::sync::Semaphore;
 
 use self::breaker::Breaker;
 use self::credentials::Credentials;
-use self::generation::{Generation, Generations};
+use self::generation::{Asked, Generation};
 use self::known::KnownObjects;
 pub(crate) use self::stats::{SharedCounts, SharedStats};
 use self::store::{ASK_TIME, Store, StoreError};
+use self::ties::Ties;
 pub use self::uri::{BadUri, SharedUri};
 use crate::engine::{House, OpenChunk};
 use crate::task::Group;
+use crate::tier::generations::Generations;
 use crate::tier::{Available, FetchError, Kept, Tier, TierKind, TierNamespace};
 
 /// Bytes that are read or written at once. A fetch holds two of these.
 const PIECE_BYTES: usize = 4 << 20;
+/// Namespaces that a reset of everything resets at one time.
+const RESETS_AT_ONCE: usize = 8;
 /// A reset that takes longer has failed.
 const RESET_TIME: Duration = Duration::from_secs(10);
 /// Work that nobody waits for: deletions.
@@ -97,7 +103,7 @@ pub(crate) struct SharedTier {
     store: Store,
     /// For logs.
     place: String,
-    generations: Arc<Generations>,
+    ties: Arc<Ties>,
     known: Arc<KnownObjects>,
     breaker: Arc<Breaker>,
     keeping: Semaphore,
@@ -111,20 +117,20 @@ pub(crate) struct SharedTier {
 
 impl SharedTier {
     /// Opens the store. It is not asked anything yet: one that is away at the start costs misses, not the daemon.
-    pub(crate) fn open(config: &SharedConfig) -> Result<Self, OpenError> {
+    pub(crate) fn open(config: &SharedConfig, generations: Arc<Generations>) -> Result<Self, OpenError> {
         // Somebody else may have installed it before.
         _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         opendal::install_default();
         let credentials = Credentials::load(config.credentials.as_deref())?;
         let store = Store::open(&config.uri, &credentials, config.max_requests)?;
-        Ok(Self::over(store, config.uri.to_string(), config.max_uploads))
+        Ok(Self::over(store, config.uri.to_string(), config.max_uploads, generations))
     }
 
-    fn over(store: Store, place: String, max_uploads: usize) -> Self {
+    fn over(store: Store, place: String, max_uploads: usize, generations: Arc<Generations>) -> Self {
         Self {
+            ties: Arc::new(Ties::new(store.clone(), generations)),
             store,
             place,
-            generations: Arc::default(),
             known: Arc::default(),
             breaker: Arc::default(),
             keeping: Semaphore::new(max_uploads),
@@ -176,24 +182,63 @@ impl SharedTier {
     }
 
     /// Deletes the generations of a namespace that do not count any more.
-    fn sweep(&self, namespace: &TierNamespace) {
+    fn sweep(&self, digest: NamespaceDigest, folder: String) {
         if !self.store.can_list() {
             return;
         }
-        let (store, folder) = (self.store.clone(), layout::folder(namespace.digest, &namespace.descriptor));
-        let digest = namespace.digest;
+        let store = self.store.clone();
         self.aside(async move {
             if let Err(error) = sweep(&store, &folder, digest).await {
                 tracing::warn!(folder, why = %error, "ended generations of the shared store were not deleted");
             }
         });
     }
+
+    async fn reset_one(
+        &self,
+        digest: NamespaceDigest,
+        folder: String,
+        raised: Option<u64>,
+    ) -> Result<u64, String> {
+        let number = self.ties.reset(digest, &folder, raised).await.map_err(|error| error.to_string())?;
+        self.sweep(digest, folder);
+        Ok(number)
+    }
+
+    /// The namespaces that the store has, without these, by their folders.
+    async fn others(&self, than: &[TierNamespace]) -> Result<Vec<(NamespaceDigest, String)>, StoreError> {
+        let all = layout::all();
+        let names = match self.store.folders(&all).await {
+            Err(StoreError::NotFound) => Vec::new(),
+            listed => listed?,
+        };
+        let other = |name: String| {
+            let digest = layout::namespace_of(&name)?;
+            let is_other = than.iter().all(|namespace| namespace.digest != digest);
+            is_other.then(|| (digest, format!("{all}{name}/")))
+        };
+        Ok(names.into_iter().filter_map(other).collect())
+    }
+
+    async fn reset_all_others(&self, than: &[TierNamespace]) -> Result<(), String> {
+        let failed = |error: StoreError| format!("the shared store: {error}");
+        if !self.store.can_list() {
+            return self.ties.asked.end_all(&self.store).await.map_err(failed);
+        }
+        let others = self.others(than).await.map_err(failed)?;
+        let resets = others.into_iter().map(|(digest, folder)| self.reset_one(digest, folder, None));
+        let mut resets = futures_util::stream::iter(resets).buffer_unordered(RESETS_AT_ONCE);
+        while let Some(reset) = resets.next().await {
+            reset?;
+        }
+        Ok(())
+    }
 }
 
 /// First the list, then which one counts: a generation that is listed and does not count then never will again.
 async fn sweep(store: &Store, folder: &str, digest: NamespaceDigest) -> Result<(), StoreError> {
     let listed = store.folders(folder).await?;
-    let counts = Generations::default().fresh(store, digest, folder).await?;
+    let counts = Asked::default().fresh(store, digest, folder).await?.counts;
     let ended = listed.iter().filter_map(|name| name.parse::<Generation>().ok());
     for generation in ended.filter(|&generation| Some(generation) != counts) {
         store.delete_folder(&layout::generation_folder(folder, generation)).await?;
@@ -237,17 +282,19 @@ impl Tier for SharedTier {
     /// The store keeps what this arena loses.
     async fn withdraw(&self, _: NamespaceDigest, _: &[ChunkId]) {}
 
-    async fn reset(&self, namespace: &TierNamespace) -> Result<(), String> {
+    async fn reset(&self, namespace: &TierNamespace, raised: Option<u64>) -> Result<Option<u64>, String> {
         let folder = layout::folder(namespace.digest, &namespace.descriptor);
-        let beginning = self.generations.begin(&self.store, namespace.digest, &folder);
-        match tokio::time::timeout(RESET_TIME, beginning).await {
-            Ok(Ok(())) => {
-                self.sweep(namespace);
-                Ok(())
-            }
-            Ok(Err(error)) => Err(format!("the shared store: {error}")),
+        let resetting = self.reset_one(namespace.digest, folder, raised);
+        match tokio::time::timeout(RESET_TIME, resetting).await {
+            Ok(reset) => reset.map(Some),
             Err(_) => Err("the shared store did not answer in time".into()),
         }
+    }
+
+    async fn reset_others(&self, than: &[TierNamespace]) -> Result<(), String> {
+        let resetting = self.reset_all_others(than);
+        let done = tokio::time::timeout(RESET_TIME, resetting).await;
+        done.unwrap_or_else(|_| Err("the shared store did not answer in time".into()))
     }
 
     /// Waits for what is being kept; what is not whole by the deadline is nothing.
@@ -258,5 +305,9 @@ impl Tier for SharedTier {
             // Nothing is kept from here on.
             places.forget();
         }
+    }
+
+    async fn close(&self, _: Instant) {
+        *self.asides.lock() = Group::new("shared store, aside");
     }
 }

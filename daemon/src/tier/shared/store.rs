@@ -84,6 +84,7 @@ pub(super) struct Store {
     writes: Operator,
     /// For what names a namespace: it must outlive its chunks.
     names: Operator,
+    can_list: bool,
 }
 
 impl Store {
@@ -172,7 +173,14 @@ impl Store {
                 )
                 .layer(ConcurrentLimitLayer::new(max_requests.max(1)))
         };
-        Self { reads: layered(chunks), writes: layered(chunks), names: layered(names) }
+        let can_list = chunks.info().capability().list;
+        Self { reads: layered(chunks), writes: layered(chunks), names: layered(names), can_list }
+    }
+
+    /// The same operator for everything, as if it could not list.
+    #[cfg(test)]
+    pub(super) fn unlisted(operator: &Operator, max_requests: usize) -> Self {
+        Self { can_list: false, ..Self::same(operator, max_requests) }
     }
 
     /// The size of an object, if it is there.
@@ -235,7 +243,7 @@ impl Store {
 
     /// Whether [`Store::folders`] can work. Where it cannot, objects end by themselves.
     pub(super) fn can_list(&self) -> bool {
-        self.writes.info().capability().list
+        self.can_list
     }
 
     /// Names of the folders in a folder.

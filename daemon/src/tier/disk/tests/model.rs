@@ -66,7 +66,7 @@ async fn run(seed: u64) {
                 }
             }
             90..92 => {
-                rig.disk.reset(&rig.namespace()).await.unwrap();
+                rig.disk.reset(&rig.namespace(), None).await.unwrap();
                 stored.clear();
             }
             92..95 => {
@@ -155,7 +155,7 @@ async fn a_kill_in_the_middle_of_writes_loses_and_never_lies() {
         writer.await.unwrap();
         rig.empty_arena();
         if round % 4 == 3 {
-            rig.disk.reset(&rig.namespace()).await.unwrap();
+            rig.disk.reset(&rig.namespace(), None).await.unwrap();
             stored.clear();
         }
     }

@@ -36,6 +36,7 @@ use crate::rpc::status::RefusalLog;
 use crate::rpc::{Shared, server};
 use crate::shutdown::Phase;
 use crate::task::{Task, spawn};
+use crate::tier::generations::Generations;
 use crate::tier::{FetchError, Tier, TierNamespace};
 
 /// Generous: a debug build on a busy machine.
@@ -110,14 +111,15 @@ impl Node {
         let metrics = Arc::new(Metrics::new());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let place =
-            Place { address: address.clone(), generations: Some(dir.path().join("generations")), tls: None };
+        let place = Place { address: address.clone(), tls: None };
         let forgetting = Arc::clone(&engine);
         let forget = Arc::new(move |namespace| {
             forgetting.reset(ResetScope::One(namespace));
             Ok(())
         });
-        let tier = start(&setup.config(), place, Arc::clone(&house), forget, Arc::clone(&metrics)).unwrap();
+        let file = Some(dir.path().join("generations"));
+        let generations = Arc::new(Generations::new(Arc::clone(&house), forget, file));
+        let tier = start(&setup.config(), place, generations, Arc::clone(&metrics)).unwrap();
         let (phase, watched) = watch::channel(Phase::Serving);
         let shared = Arc::new(Shared {
             engine: Arc::clone(&engine),

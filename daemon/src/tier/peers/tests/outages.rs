@@ -32,7 +32,7 @@ async fn goes_on_without(redis: &mut Redis, broken: impl Fn(&mut Redis), whole: 
     // One node's service goes on.
     one.store(chunk(2)).await;
     assert!(one.holds(chunk(2)));
-    assert!(one.tier.reset(&one.namespace()).await.is_err(), "nobody could be told");
+    assert!(one.tier.reset(&one.namespace(), None).await.is_err(), "nobody could be told");
     assert!(one.holds(chunk(1)), "a reset that failed has done nothing");
     whole(redis);
     two.has_found(chunk(2)).await;

@@ -1,8 +1,8 @@
 //! A reset on one daemon is one on all. docs/directory.md has the table of races; each row has a test here.
 
 use super::*;
+use crate::tier::generations::Learned;
 use crate::tier::peers::entry::Holder;
-use crate::tier::peers::generations::Learned;
 
 async fn two_that_share(setup: &Setup) -> (Node, Node) {
     let (one, two) = (Node::start(setup).await, Node::start(setup).await);
@@ -21,7 +21,7 @@ async fn after_a_reset_nothing_of_before_is_found_and_others_forget_it() {
     let redis = Redis::start();
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     // At once, and on both.
     assert!(!one.holds(chunk(1)));
     assert!(!two.finds(chunk(1)).await && !one.finds(chunk(1)).await);
@@ -38,7 +38,7 @@ async fn a_daemon_that_only_stores_learns_of_a_reset_with_what_it_publishes() {
     let redis = Redis::start();
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     two.store(chunk(2)).await;
     eventually("it learns and forgets", async || !two.holds(chunk(1)) && !two.holds(chunk(2))).await;
     assert!(!one.finds(chunk(2)).await);
@@ -50,7 +50,7 @@ async fn a_publish_that_waited_while_the_reset_came_is_not_found_after_it() {
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
     let before = two.namespace();
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     eventually("it learns", async || {
         two.finds(chunk(1)).await;
         two.namespace().epoch != before.epoch
@@ -72,7 +72,7 @@ async fn a_find_or_fetch_in_an_epoch_that_is_over_brings_nothing() {
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
     let before = two.namespace();
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     one.store(chunk(1)).await;
     two.has_found(chunk(1)).await;
     assert_eq!(two.tier.find(&before, &[chunk(1)], soon()).await, [None]);
@@ -100,7 +100,7 @@ async fn a_daemon_that_was_down_during_a_reset_forgets_when_it_comes_back() {
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
     let dir = two.vanish();
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     let again = Node::start_in(&setup, dir).await;
     eventually("it forgets", async || !again.holds(chunk(1))).await;
     assert!(!one.finds(chunk(1)).await);
@@ -111,7 +111,7 @@ async fn a_daemon_that_comes_back_after_a_reset_that_it_knew_keeps_what_it_has()
     let redis = Redis::start();
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
-    two.tier.reset(&two.namespace()).await.unwrap();
+    two.tier.reset(&two.namespace(), None).await.unwrap();
     two.store(chunk(2)).await;
     let (epoch, dir) = (two.namespace().epoch, two.vanish());
     let again = Node::start_in(&setup, dir).await;
@@ -125,7 +125,7 @@ async fn a_generation_that_the_directory_lost_is_restored_and_nothing_is_forgott
     let redis = Redis::start();
     let setup = Setup { ttl: Duration::from_secs(6), ..Setup::on(redis.uri()) };
     let (one, two) = two_that_share(&setup).await;
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     let generation = one.tier.generations.highest(a());
     one.store(chunk(1)).await;
     two.has_found(chunk(1)).await;
@@ -140,13 +140,13 @@ async fn a_reset_after_a_flush_is_one_for_those_who_knew_the_lost_generation() {
     let redis = Redis::start();
     let setup = Setup::on(redis.uri());
     let (one, two) = two_that_share(&setup).await;
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     one.store(chunk(1)).await;
     two.has_found(chunk(1)).await;
     redis.command(&["FLUSHALL"]);
     // A daemon that knows nothing of the generation.
     let three = Node::start(&setup).await;
-    three.tier.reset(&three.namespace()).await.unwrap();
+    three.tier.reset(&three.namespace(), None).await.unwrap();
     assert!(!three.finds(chunk(1)).await);
     eventually("the one who has it hears of it", async || {
         one.finds(chunk(9)).await;
@@ -160,7 +160,7 @@ async fn a_word_of_an_old_generation_stands_under_another_key() {
     let redis = Redis::start();
     let setup = Setup::on(redis.uri());
     let (one, _two) = two_that_share(&setup).await;
-    one.tier.reset(&one.namespace()).await.unwrap();
+    one.tier.reset(&one.namespace(), None).await.unwrap();
     let generation = one.tier.generations.highest(a());
     let late = directory_of(&setup);
     late.announce(&one.address, soon()).await.unwrap();

@@ -20,7 +20,7 @@ async fn kept() -> Kept1 {
     let namespace = writer.namespace(&descriptor);
     assert_eq!(writer.keep(&namespace, chunk(0, 1), full()).await, Kept::Yes);
     let folder = layout::folder(namespace.digest, &descriptor);
-    let generation = writer.tier.generations.last(namespace.digest).unwrap();
+    let generation = writer.tier.ties.asked.last(namespace.digest).unwrap();
     let object = dir.path().join(layout::chunk(&folder, generation, chunk(0, 1)));
     assert!(object.is_file(), "{}", object.display());
     Kept1 { _dir: dir, object, uri, descriptor }
@@ -139,7 +139,7 @@ async fn an_object_that_goes_between_find_and_fetch_is_a_miss() {
 fn any_bytes_at_all_are_refused_and_never_a_panic() {
     let descriptor = descriptor(&[&[64, 64]]);
     let name =
-        object::Name { namespace: descriptor.digest(), generation: Generation::random(), chunk: chunk(0, 1) };
+        object::Name { namespace: descriptor.digest(), generation: Generation::of(0), chunk: chunk(0, 1) };
     let parts = vec![(128, ContentDigest::of(b"a")), (128, ContentDigest::of(b"b"))];
     let header = object::Header { name, coverage: full(), parts };
     let good = header.encode().unwrap();

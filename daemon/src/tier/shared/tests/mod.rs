@@ -20,7 +20,7 @@ use tender_proto::{
 use super::*;
 use crate::clock::SystemClock;
 use crate::config::Config;
-use crate::engine::Engine;
+use crate::engine::{Engine, ResetScope};
 
 /// Far beyond anything that a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,32 +31,57 @@ fn soon() -> Instant {
 
 /// A daemon's engine and its shared tier.
 struct Node {
-    house: House,
-    engine: Arc<Engine>,
     tier: SharedTier,
-    _dir: TempDir,
+    house: Arc<House>,
+    engine: Arc<Engine>,
+    generations: Arc<Generations>,
+    dir: Arc<TempDir>,
 }
 
 impl Node {
-    fn new(tier: SharedTier) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+    fn new(open: impl FnOnce(Arc<Generations>) -> SharedTier) -> Self {
+        Self::on(Arc::new(tempfile::tempdir().unwrap()), open)
+    }
+
+    /// On the arena that an earlier one left there, if any.
+    fn on(dir: Arc<TempDir>, open: impl FnOnce(Arc<Generations>) -> SharedTier) -> Self {
         let mut config = Config::default().engine;
         config.arena.place = dir.path().join("arena");
         config.arena.bytes = 160 << 20;
         config.arena.prefault = false;
+        config.arena.keep = true;
         config.max_inflight_bytes = 160 << 20;
         config.max_session_inflight_bytes = 160 << 20;
         let engine = Arc::new(Engine::new(config, Arc::new(SystemClock)).unwrap());
-        Self { house: House::open(&engine).unwrap(), engine, tier, _dir: dir }
+        let (house, forgetting) = (Arc::new(House::open(&engine).unwrap()), Arc::clone(&engine));
+        let forget = Arc::new(move |namespace| {
+            forgetting.reset(ResetScope::One(namespace));
+            Ok(())
+        });
+        let file = Some(dir.path().join("generations"));
+        let generations = Arc::new(Generations::new(Arc::clone(&house), forget, file));
+        Self { tier: open(Arc::clone(&generations)), house, engine, generations, dir }
     }
 
     fn at(uri: &str) -> Self {
-        Self::new(SharedTier::open(&config(uri)).unwrap())
+        Self::new(|generations| SharedTier::open(&config(uri), generations).unwrap())
+    }
+
+    /// As kill -9 would end it. What is left is its arena, with the file beside it.
+    fn vanish(self) -> Arc<TempDir> {
+        let Self { tier, house, engine, generations, dir } = self;
+        drop((tier, generations, house, engine));
+        dir
     }
 
     fn namespace(&self, descriptor: &Descriptor) -> TierNamespace {
         let session = self.engine.open_session("test", 1).unwrap();
         self.engine.register(session, descriptor.clone(), descriptor.digest(), None).unwrap();
+        self.now(descriptor)
+    }
+
+    /// As it is in its present epoch.
+    fn now(&self, descriptor: &Descriptor) -> TierNamespace {
         self.house.namespace(descriptor.digest()).unwrap()
     }
 
@@ -255,7 +280,9 @@ async fn two_daemons_that_keep_the_same_chunk_at_once_leave_one_whole_object() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_prefix_is_found_to_its_end_and_a_miss_costs_one_wave() {
     let operator = opendal::Operator::new(opendal::services::Memory::default()).unwrap();
-    let node = || Node::new(SharedTier::over(Store::same(&operator, 64), "memory".into(), 4));
+    let node = || {
+        Node::new(|generations| SharedTier::over(Store::same(&operator, 64), "memory".into(), 4, generations))
+    };
     let descriptor = descriptor(&[&[64], &[64]]);
     let writer = node();
     let namespace = writer.namespace(&descriptor);
@@ -276,8 +303,8 @@ async fn a_long_prefix_is_found_to_its_end_and_a_miss_costs_one_wave() {
 #[tokio::test(flavor = "multi_thread")]
 async fn more_uploads_than_there_are_places_are_told_so_and_a_drained_tier_keeps_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let tier = SharedTier::open(&SharedConfig { max_uploads: 1, ..config(&files(dir.path())) }).unwrap();
-    let node = Node::new(tier);
+    let one_upload = SharedConfig { max_uploads: 1, ..config(&files(dir.path())) };
+    let node = Node::new(|generations| SharedTier::open(&one_upload, generations).unwrap());
     let namespace = node.namespace(&descriptor(&[&[64]]));
     let taken = node.tier.keeping.acquire().await.unwrap();
     assert_eq!(node.keep(&namespace, chunk(0, 1), full()).await, Kept::Throttled);
@@ -292,6 +319,7 @@ async fn more_uploads_than_there_are_places_are_told_so_and_a_drained_tier_keeps
 
 #[tokio::test]
 async fn a_folder_that_is_not_there_is_refused_at_the_start() {
-    let error = SharedTier::open(&config("fs:///nonexistent/tender")).unwrap_err().to_string();
+    let generations = Arc::clone(&Node::at("memory://").generations);
+    let error = SharedTier::open(&config("fs:///nonexistent/tender"), generations).unwrap_err().to_string();
     assert!(error.contains("--shared-uri") && error.contains("mount"), "{error}");
 }

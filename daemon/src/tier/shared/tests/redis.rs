@@ -108,9 +108,8 @@ async fn a_password_comes_from_a_file_and_a_wrong_one_is_an_error_that_does_not_
     let node = |password: &str| {
         let file = dir.path().join(password);
         std::fs::write(&file, format!("password = \"{password}\"\n")).unwrap();
-        Node::new(
-            SharedTier::open(&SharedConfig { credentials: Some(file), ..config(&uri(&server)) }).unwrap(),
-        )
+        let config = SharedConfig { credentials: Some(file), ..config(&uri(&server)) };
+        Node::new(|generations| SharedTier::open(&config, generations).unwrap())
     };
     let (right, wrong) = (node("right-horse"), node("wrong-horse"));
     let descriptor = descriptor(&[&[64]]);

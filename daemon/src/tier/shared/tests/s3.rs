@@ -11,7 +11,8 @@ fn node(endpoint: std::net::SocketAddr, bucket: &str) -> Node {
     let file = dir.path().join("credentials.toml");
     std::fs::write(&file, KEY).unwrap();
     let uri = format!("s3://{bucket}/kv?endpoint=http://{endpoint}&region=us-east-1");
-    Node::new(SharedTier::open(&SharedConfig { credentials: Some(file), ..config(&uri) }).unwrap())
+    let config = SharedConfig { credentials: Some(file), ..config(&uri) };
+    Node::new(|generations| SharedTier::open(&config, generations).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -34,9 +35,9 @@ async fn s3_carries_chunks_of_every_size_between_daemons_and_deletes_ended_gener
     assert_eq!((one.counts().kept_chunks, two.counts().kept_chunks, two.counts().kept_before), (3, 0, 3));
     let old = layout::generation_folder(
         &layout::folder(of_one.digest, &descriptor),
-        one.tier.generations.last(of_one.digest).unwrap(),
+        one.tier.ties.asked.last(of_one.digest).unwrap(),
     );
-    one.tier.reset(&of_one).await.unwrap();
+    one.tier.reset(&of_one, None).await.unwrap();
     assert_eq!(two.fetch(&of_two, chunk(0, 1)).await, Err(FetchError::Gone));
     let until = soon();
     while !one.tier.store.folders(&old).await.unwrap().is_empty() {
@@ -56,7 +57,7 @@ async fn a_missing_bucket_is_a_miss_and_keeps_fail_until_it_is_left_alone() {
         assert_eq!(node.offer(&namespace, chunk(0, 1)).await, Kept::Failed);
     }
     assert!(node.tier.is_left_alone());
-    assert!(node.tier.reset(&namespace).await.unwrap_err().contains("bucket"));
+    assert!(node.tier.reset(&namespace, None).await.unwrap_err().contains("bucket"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +71,7 @@ async fn wrong_credentials_are_an_error_that_does_not_show_them() {
     let FetchError::Unavailable(text) = &error else { panic!("{error:?}") };
     assert!(text.contains("credentials"), "{text}");
     assert_eq!(node.keep(&namespace, chunk(0, 1), full()).await, Kept::Failed);
-    let reset = node.tier.reset(&namespace).await.unwrap_err();
+    let reset = node.tier.reset(&namespace, None).await.unwrap_err();
     assert!(reset.contains("credentials"), "{reset}");
     assert!(!format!("{error:?} {reset} {:?}", node.tier).contains("hunter2"));
 }
