@@ -53,6 +53,8 @@ install_system_packages() {
     command -v redis-server >/dev/null || missing+=(redis-server)
     command -v redis-sentinel >/dev/null || missing+=(redis-sentinel)
     { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
+    # For the tests of rules and dashboard.
+    { command -v prometheus && command -v promtool; } >/dev/null || missing+=(prometheus)
     if [ ${#missing[@]} -eq 0 ]; then
         note "system packages are there"
         return
