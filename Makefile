@@ -15,7 +15,7 @@ MISTAKES := $(CRATES) \
 LOOM := $(CRATES) --features tender-daemon/loom,tender-client/loom
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 
-.PHONY: help setup build wheel demo test lint test-kernels test-rust fuzz torture oracle soak test-python test-vllm bench sanitize clean
+.PHONY: help setup build wheel image pods demo test lint test-kernels test-rust fuzz torture oracle soak test-python test-vllm bench sanitize clean
 
 help: ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -29,6 +29,13 @@ build: ## Build tenderd and tender (release)
 
 wheel: setup ## Build the Python wheel into dist/ and install it into .venv
 	@scripts/wheel.sh
+
+image: ## Build the container image (ARGS=--local-base where no registry can be reached)
+	@scripts/image.sh $(ARGS)
+
+pods: ## The sidecar's and the node's pods under podman, with an engine that checks every byte (ARGS=--root DIR; not in `make test`)
+	cargo build --locked -p tender-tests --bin tender-pod-engine
+	@scripts/pods.sh $(ARGS)
 
 demo: setup build wheel ## Show vLLM getting its KV cache back from tenderd, and check every answer
 	@$(PYTHON) scripts/demo.py

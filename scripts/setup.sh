@@ -55,6 +55,8 @@ install_system_packages() {
     # The status page is looked at in a browser.
     command -v chromium >/dev/null || missing+=(chromium)
     { command -v ip && command -v tc; } >/dev/null || missing+=(iproute2)
+    # For the tests of rules and dashboard.
+    { command -v prometheus && command -v promtool; } >/dev/null || missing+=(prometheus)
     if [ ${#missing[@]} -eq 0 ]; then
         note "system packages are there"
         return
