@@ -311,7 +311,7 @@ impl Access {
             let own = refusals.iter().filter(|(of, ..)| *of == name);
             TenantFacts {
                 domain: tenant.spec.domain.to_string(),
-                max_bytes: tenant.spec.storage.bytes,
+                max_bytes: tenant.spec.quota.bytes,
                 refusals: own.map(|(_, _, count)| count).sum(),
                 name,
             }
