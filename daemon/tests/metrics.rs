@@ -75,6 +75,10 @@ impl Own {
         let mut stream = session.get(lease.id, &items).await;
         while let Some(frame) = stream.message().await.unwrap() {
             self.add("tender_sent_bytes_total{path=\"grpc\"}", frame.payload.len() as u64);
+            // What the lease does not hold is refused, each part for itself.
+            if let Some(reason) = Reason::from_wire(frame.failure) {
+                self.refused(reason);
+            }
         }
         assert_eq!(session.release(lease.id).await, v1::LeaseOutcome::Live);
         self.call("release");

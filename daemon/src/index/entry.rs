@@ -22,8 +22,6 @@ pub(super) struct Entry {
     pub(super) newer: u32,
     pub(super) older: u32,
     pub(super) used_at: u64,
-    /// The time of that, see [`super::evict::Recency::age_seconds`].
-    pub(super) used_tick: u32,
     pub(super) ready: Option<Arc<Version>>,
     pub(super) pending: Option<Box<Pending>>,
 }
@@ -37,7 +35,6 @@ impl Entry {
             newer: NONE,
             older: NONE,
             used_at: 0,
-            used_tick: 0,
             ready: None,
             pending: None,
         }

@@ -4,15 +4,12 @@
 //! Each shard lists exactly its evictable entries, oldest last: a pinned entry leaves the list and comes back
 //! with its last pin, so finding a victim never skips over anything. Uses are numbered across all shards.
 
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::slab::Slab;
+use super::times::Times;
 use super::{SHARDS, ShardIndex};
 use crate::sync::atomic::{AtomicU64, Ordering};
-
-/// Of the clock by which ages are told: coarse, so that a use costs no look at a real one.
-const TICK: Duration = Duration::from_millis(100);
 
 /// No entry.
 pub(super) const NONE: u32 = u32::MAX;
@@ -22,8 +19,8 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) struct Recency {
     clock: AtomicU64,
     evictable_bytes: AtomicU64,
-    /// Not one of those that models follow: it decides nothing.
-    tick: AtomicU32,
+    /// When uses were, by their numbers.
+    times: Times,
     oldest: [AtomicU64; SHARDS],
 }
 
@@ -32,21 +29,20 @@ impl Recency {
         Self {
             clock: AtomicU64::new(0),
             evictable_bytes: AtomicU64::new(0),
-            tick: AtomicU32::new(0),
+            times: Times::default(),
             oldest: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
         }
     }
     /// So long has it been since the start.
     pub(super) fn tell_time(&self, since_start: Duration) {
-        let ticks = since_start.as_millis() / TICK.as_millis();
-        self.tick.store(u32::try_from(ticks).unwrap_or(u32::MAX), Ordering::Relaxed);
+        // No model asks for an age: one operation less for them to follow.
+        if !cfg!(feature = "loom") {
+            self.times.mark(self.clock.load(Ordering::Relaxed), since_start);
+        }
     }
-    fn tick(&self) -> u32 {
-        self.tick.load(Ordering::Relaxed)
-    }
-    /// How long ago that tick was.
-    pub(super) fn age_seconds(&self, used_tick: u32) -> f64 {
-        (TICK * self.tick().saturating_sub(used_tick)).as_secs_f64()
+    /// How long ago the use of this number was.
+    pub(super) fn age_seconds(&self, used_at: u64) -> f64 {
+        self.times.age_of(used_at).as_secs_f64()
     }
     /// Arena bytes that evicting everything evictable would free.
     pub(super) fn evictable_bytes(&self) -> u64 {
@@ -88,7 +84,6 @@ impl Lru {
         let newest = self.newest;
         let Some(entry) = slab.get_mut(slot) else { return };
         entry.used_at = recency.clock.fetch_add(1, Ordering::Relaxed);
-        entry.used_tick = recency.tick();
         (entry.newer, entry.older) = (NONE, newest);
         let bytes = entry.ready.as_ref().map_or(0, |version| version.footprint_bytes());
         recency.evictable_bytes.fetch_add(bytes, Ordering::AcqRel);

@@ -11,6 +11,7 @@ mod pin;
 mod shard;
 mod slab;
 pub(crate) mod state;
+mod times;
 mod version;
 mod walk;
 
@@ -406,7 +407,7 @@ impl Index {
             let entry = shard.slab.get(slot)?;
             let (hash, namespace, chunk) =
                 (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
-            self.evicted_ages.observe(self.recency.age_seconds(entry.used_tick));
+            self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
@@ -442,7 +443,7 @@ impl Index {
             let Some(entry) = shard.slab.get(slot).filter(same) else { continue };
             let (hash, namespace, chunk) =
                 (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
-            self.evicted_ages.observe(self.recency.age_seconds(entry.used_tick));
+            self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);

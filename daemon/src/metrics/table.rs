@@ -146,7 +146,7 @@ metrics! {
         STAGING_BYTES = Gauge "tender_staging_bytes" ("bytes") [] "Staging memory of local clients";
         EXPIRED_LEASES = Counter "tender_expired_leases" ("leases") [] "Leases that ended because their time was up";
         EXPIRED_RESERVATIONS = Counter "tender_expired_reservations" ("parts") [] "Parts that were not written in time";
-        EVICTION_AGE_SECONDS = Histogram "tender_eviction_age_seconds" ("seconds") [] "Time since the last use of a chunk when it made room for others, to a tenth of a second";
+        EVICTION_AGE_SECONDS = Histogram "tender_eviction_age_seconds" ("seconds") [] "Time since the last use of a chunk when it made room for others; an old one is known to a part of its age";
         SCRUBBED_BYTES = Counter "tender_scrubbed_bytes" ("bytes") [] "Stored bytes that were verified again";
         QUARANTINED_CHUNKS = Counter "tender_quarantined_chunks" ("chunks") [] "Chunks whose bytes had changed in memory and that were taken out";
     }
