@@ -14,6 +14,8 @@ const DAY_S: u64 = 24 * 3600;
 const EXPIRES_SOON_S: u64 = 14 * DAY_S;
 /// More than a slow answer: certificates and the directory's times begin to be wrong.
 const CLOCK_APART_S: u64 = 5;
+/// What is above it is how control groups of version 1 say that there is no limit.
+const NO_LIMIT_BYTES: u64 = 1 << 60;
 /// Beyond it pinning a usual staging region works.
 const MEMLOCK_LEAST_BYTES: u64 = 1 << 30;
 
@@ -188,7 +190,7 @@ fn place_to_be(host: &Host, dir: &Path, arena_bytes: u64) -> Finding {
 }
 
 fn memory(facts: &Facts) -> Finding {
-    if facts.cgroup_limit_file.is_empty() {
+    if facts.cgroup_limit_file.is_empty() || facts.cgroup_available_bytes >= NO_LIMIT_BYTES {
         return Finding::ok("memory", "no limit on the daemon's control group");
     }
     let growth = facts.max_staging_bytes.saturating_sub(facts.staging_bytes);
@@ -361,7 +363,7 @@ fn huge_pages(host: &Host) -> Finding {
             "huge pages",
             Level::Note,
             "shared memory uses 4 KiB pages",
-            "large arenas copy a little faster with huge ones: mount the arena's filesystem with huge=within_size",
+            "to try huge ones for a large arena, mount its filesystem with huge=within_size",
         ),
         Some(word) => Finding::ok("huge pages", format!("for shared memory: {word}")),
         None => Finding::new(

@@ -102,6 +102,8 @@ fn a_memory_limit_must_leave_room_for_staging() {
     assert_eq!(level(&memory(&limited(1 << 30, 0))), Level::Ok);
     assert_eq!(level(&memory(&limited(1 << 20, 0))), Level::Warn);
     assert_eq!(level(&memory(&limited(0, 1 << 30))), Level::Ok);
+    let unlimited = memory(&limited(9_223_372_036_854_771_712, 0));
+    assert!(unlimited.text.contains("no limit"), "{unlimited:?}");
 }
 
 #[test]
