@@ -24,6 +24,11 @@ pub use disk::DiskConfig;
 use flags::{Flags, Settings, SharedSettings, TlsSettings};
 pub use flags::{HostPort, Listen, LogFormat};
 
+/// Where examples and manifests answer probes and metrics (`--admin`); there is no default.
+pub const ADMIN_PORT: u16 = 9470;
+/// Where they serve engines and daemons of other hosts; there is no default.
+pub const TCP_PORT: u16 = 9471;
+
 /// Every default, and why.
 mod defaults {
     use super::flags::{FileMode, LogFormat, Span};
