@@ -236,8 +236,8 @@ fn port_number(container: &Container, port: &IntOrString) -> i32 {
     match port {
         IntOrString::Int(number) => *number,
         IntOrString::String(name) => {
-            let ports = container.ports.iter().flatten();
-            let found = ports.into_iter().find(|port| port.name.as_ref() == Some(name));
+            let mut ports = container.ports.iter().flatten();
+            let found = ports.find(|port| port.name.as_ref() == Some(name));
             found.unwrap_or_else(|| panic!("{}: no port {name}", container.name)).container_port
         }
     }
@@ -362,8 +362,8 @@ fn each_engine_finds_its_daemon() {
                 .find(|s| name.0.split('.').next() == s.metadata.name.as_deref())
                 .unwrap();
             assert_eq!(service.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].port, i32::from(TCP_PORT));
-            let names = daemons.certificates.iter().flat_map(|certificate| &certificate.spec.dns_names);
-            assert!(names.into_iter().any(|known| known == name.0), "no certificate has {}", name.0);
+            let mut names = daemons.certificates.iter().flat_map(|certificate| &certificate.spec.dns_names);
+            assert!(names.any(|known| known == name.0), "no certificate has {}", name.0);
             let policy = daemons.policies[0].spec.as_ref().unwrap();
             let text = serde_json::to_string(policy).unwrap();
             let (key, value) = engine.labels.iter().find(|(key, _)| key.starts_with("tender/")).unwrap();
