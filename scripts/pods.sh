@@ -150,6 +150,8 @@ play() {
 
 down() {
     local path size
+    # The model engine is the first process of its container and has no ear for SIGTERM.
+    podman kill --signal KILL inference-pod-vllm >/dev/null 2>&1 || true
     podman kube down --force "$1" >/dev/null
     while read -r path size; do umount "$path"; done <"${1%.play.yaml}.volumes"
 }

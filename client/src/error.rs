@@ -27,6 +27,12 @@ pub enum ClientError {
         /// Its answer.
         source: io::Error,
     },
+    /// An operator asked for a daemon that is ready.
+    #[error("the daemon at {address} answers and is not ready: it starts or drains")]
+    NotReady {
+        /// Where it was asked.
+        address: String,
+    },
     /// The daemon, or a check of this side, said no.
     #[error(transparent)]
     Refused(#[from] Refusal),

@@ -63,4 +63,5 @@ mod task;
 mod tier;
 mod tls;
 
+pub use admin::{LIVE_PATH, METRICS_PATH, READY_PATH};
 pub use run::run;

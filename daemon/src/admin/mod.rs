@@ -28,6 +28,15 @@ use crate::shutdown::Phase;
 use crate::task::{Group, Thread, blocking, thread};
 use crate::tier::Stack;
 
+/// 200 from the first moment until the end, however busy the daemon is.
+pub const LIVE_PATH: &str = "/live";
+/// 200 while it serves; 503 while it starts, drains or hands over.
+pub const READY_PATH: &str = "/ready";
+/// For Prometheus.
+pub const METRICS_PATH: &str = "/metrics";
+/// Recounts all that is held.
+const AUDIT_PATH: &str = "/audit";
+
 /// Probes and scrapers are few; more than this wait their turn.
 const MAX_CONNECTIONS: usize = 64;
 /// Who connects and asks nothing is dropped after this.
@@ -99,7 +108,7 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
                         let sources = Arc::clone(&sources);
                         async move {
                             Ok::<_, Infallible>(match request.uri().path() {
-                                "/audit" => audit(&sources).await,
+                                AUDIT_PATH => audit(&sources).await,
                                 _ => answer(&sources, &request),
                             })
                         }
@@ -121,10 +130,10 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
 fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
     let phase = *sources.phase.borrow();
     match request.uri().path() {
-        "/live" => reply(StatusCode::OK, "text/plain", "live\n".into()),
-        "/ready" if phase.is_ready() => reply(StatusCode::OK, "text/plain", "ready\n".into()),
-        "/ready" => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{}\n", phase.words())),
-        "/metrics" => {
+        LIVE_PATH => reply(StatusCode::OK, "text/plain", "live\n".into()),
+        READY_PATH if phase.is_ready() => reply(StatusCode::OK, "text/plain", "ready\n".into()),
+        READY_PATH => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{}\n", phase.words())),
+        METRICS_PATH => {
             let accept = request.headers().get(http::header::ACCEPT).and_then(|value| value.to_str().ok());
             let format = Format::accepted(accept.unwrap_or_default());
             let scene = Scene {

@@ -69,6 +69,10 @@ pub struct ArenaConfig {
 }
 
 impl ArenaConfig {
+    /// Size of the file: what its filesystem must have room for.
+    pub fn file_bytes(&self) -> Result<u64, StartError> {
+        Ok(self.shape()?.file_bytes())
+    }
     fn shape(&self) -> Result<Shape, StartError> {
         if !(MIN_ARENA_BYTES..=MAX_POOL_BYTES).contains(&self.bytes) {
             return Err(StartError::ImpossibleSize { bytes: self.bytes });

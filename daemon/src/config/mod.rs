@@ -36,6 +36,11 @@ use flags::{Flags, Settings};
 pub use reread::Source;
 pub use values::{HostPort, Listen, LogFormat};
 
+/// Where examples and manifests answer probes and metrics (`--admin`); there is no default.
+pub const ADMIN_PORT: u16 = 9470;
+/// Where they serve engines and daemons of other hosts; there is no default.
+pub const TCP_PORT: u16 = 9471;
+
 /// Complete and checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
