@@ -95,15 +95,15 @@ impl Gate {
         if inside.all >= self.bounds.all {
             return Err(Turned::Full);
         }
-        let mut place = Place { gate: Arc::clone(self), keys: Vec::new() };
-        if let Some(key) = origin(peer) {
-            inside.count(&key, self.bounds.each)?;
-            place.keys.push(key);
+        let key = origin(peer);
+        if let Some(key) = &key {
+            inside.count(key, self.bounds.each)?;
         }
         inside.all += 1;
         drop(inside);
         self.metrics.connections(self.name, 1);
-        Ok(place)
+        // Only now: its drop takes the lock and gives back what was counted.
+        Ok(Place { gate: Arc::clone(self), keys: key.into_iter().collect() })
     }
 
     /// A connection was not served, or no longer.

@@ -195,6 +195,11 @@ impl Sessions {
         if inner.shut {
             return Err(draining());
         }
+        // Before the number of all is looked at: at its quota a tenant learns nothing of how many others have.
+        let place = share.as_ref().map(|share| share.open()).transpose().map_err(|reason| {
+            let advice = "close sessions, or let the policy give the tenant more";
+            Refusal::new(reason, "one session more than the tenant's quota", advice)
+        })?;
         let clients = || inner.by_id.values().filter(|session| session.owner.is_client()).count();
         if owner.is_client() && inner.by_id.len() >= inner.max && clients() >= inner.max {
             return Err(Refusal::new(
@@ -203,10 +208,6 @@ impl Sessions {
                 "close sessions or raise the daemon's limit",
             ));
         }
-        let place = share.as_ref().map(|share| share.open()).transpose().map_err(|reason| {
-            let advice = "close sessions, or let the policy give the tenant more";
-            Refusal::new(reason, "one session more than the tenant's quota", advice)
-        })?;
         let id = SessionId::from_random(rand::random());
         ready(id);
         let budget = Budget::new(inner.budget_bytes);

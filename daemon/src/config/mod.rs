@@ -32,7 +32,7 @@ pub use crate::tls::{ClientAuth, TlsConfig};
 use check::{at_least_one, unusable};
 pub use disk::DiskConfig;
 pub(crate) use flags::shown::Change;
-use flags::{Flags, Settings};
+use flags::{Flags, LimitSettings, Settings};
 pub use reread::Source;
 pub use values::{HostPort, Listen, LogFormat};
 
@@ -197,6 +197,7 @@ impl Config {
             ));
         }
         let calls = settings.limits.max_calls_per_connection;
+        let (max_connections, max_connections_per_peer) = connections(&settings.limits)?;
         if take_over == Some(true) && settings.arena.discard == Some(true) {
             return Err(unusable(
                 "discard-arena",
@@ -231,14 +232,8 @@ impl Config {
                 "max-calls-per-connection",
                 calls.unwrap_or(defaults::MAX_CALLS_PER_CONNECTION),
             )?,
-            max_connections: at_least_one(
-                "max-connections",
-                settings.limits.max_connections.unwrap_or(defaults::MAX_CONNECTIONS),
-            )?,
-            max_connections_per_peer: at_least_one(
-                "max-connections-per-peer",
-                settings.limits.max_connections_per_peer.unwrap_or(defaults::MAX_CONNECTIONS_PER_PEER),
-            )?,
+            max_connections,
+            max_connections_per_peer,
             disk: disk::check(&settings.disk)?,
             shared: check::shared(&settings.shared)?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
@@ -250,6 +245,13 @@ impl Config {
             source: Source::default(),
         })
     }
+}
+
+/// In all, and of one peer.
+fn connections(limits: &LimitSettings) -> Result<(usize, usize), ConfigError> {
+    let all = limits.max_connections.unwrap_or(defaults::MAX_CONNECTIONS);
+    let each = limits.max_connections_per_peer.unwrap_or(defaults::MAX_CONNECTIONS_PER_PEER);
+    Ok((at_least_one("max-connections", all)?, at_least_one("max-connections-per-peer", each)?))
 }
 
 /// The command line, with every default in its help.

@@ -11,19 +11,21 @@ use crate::access::policy::DomainQuota;
 use crate::namespace::Namespace;
 
 impl Core {
-    /// Brings the domain of a namespace within its quota, after something was reserved in it; false when that cannot
-    /// be, since the rest is in use or is being stored.
-    pub(super) fn keep_to_quota(&self, namespace: &Namespace) -> bool {
+    /// Brings the domain of a namespace within its quota, with so many chunks more that are about to be reserved in it;
+    /// false when that cannot be, since the rest is in use or is being stored.
+    pub(super) fn keep_to_quota(&self, namespace: &Namespace, more_chunks: u64) -> bool {
         let domain = &*namespace.descriptor.domain;
         let quotas = self.quotas.load();
         let Some(quota) = quotas.get(domain) else { return true };
         let all = self.namespaces.in_domain(domain);
         // What is being stored cannot be evicted: no need to lose anything for what does not fit even so.
-        if !beside_the_ready(*quota, &all) {
+        if !beside_the_ready(*quota, &all, more_chunks) {
             return false;
         }
-        while !within(*quota, &all) {
-            let Some(evicted) = self.index.evict_oldest_in(domain) else { return within(*quota, &all) };
+        while !within(*quota, &all, more_chunks) {
+            let Some(evicted) = self.index.evict_oldest_in(domain) else {
+                return within(*quota, &all, more_chunks);
+            };
             self.evicted(evicted, Left::EvictedForQuota);
         }
         true
@@ -59,18 +61,19 @@ impl Core {
     }
 }
 
-fn beside_the_ready(quota: DomainQuota, namespaces: &[Arc<Namespace>]) -> bool {
+fn beside_the_ready(quota: DomainQuota, namespaces: &[Arc<Namespace>], more_chunks: u64) -> bool {
     let bytes: u64 = namespaces.iter().map(|n| n.inflight.used_bytes()).sum();
-    let chunks: u64 = namespaces.iter().map(|n| n.counters.pending_chunks.load(Ordering::Acquire)).sum();
+    let pending: u64 = namespaces.iter().map(|n| n.counters.pending_chunks.load(Ordering::Acquire)).sum();
+    let chunks = pending + more_chunks;
     (quota.bytes == 0 || bytes <= quota.bytes) && (quota.chunks == 0 || chunks <= quota.chunks)
 }
 
-fn within(quota: DomainQuota, namespaces: &[Arc<Namespace>]) -> bool {
+fn within(quota: DomainQuota, namespaces: &[Arc<Namespace>], more_chunks: u64) -> bool {
     let sum = |count: fn(&Namespace) -> u64| namespaces.iter().map(|namespace| count(namespace)).sum::<u64>();
     let bytes = || sum(|n| n.counters.ready_bytes.load(Ordering::Acquire) + n.inflight.used_bytes());
     let chunks = || {
         let ready = sum(|n| n.counters.ready_chunks.load(Ordering::Acquire));
-        ready + sum(|n| n.counters.pending_chunks.load(Ordering::Acquire))
+        more_chunks + ready + sum(|n| n.counters.pending_chunks.load(Ordering::Acquire))
     };
     (quota.bytes == 0 || bytes() <= quota.bytes) && (quota.chunks == 0 || chunks() <= quota.chunks)
 }

@@ -161,7 +161,8 @@ impl Core {
         };
         let permit = permit.counted_in(&namespace.inflight);
         // Before room is made in the arena: a domain at its quota makes it among its own.
-        if !self.keep_to_quota(namespace) {
+        let more_chunks = u64::from(!self.index.is_pending(key));
+        if !self.keep_to_quota(namespace, more_chunks) {
             return Err(Door::Refused(Reason::OverQuota));
         }
         let extent = self.allocate(ask.bytes).ok_or(Door::Refused(Reason::NoSpace))?;
@@ -182,7 +183,7 @@ impl Core {
         if held.began {
             self.deadlines.lock().push_back(Deadline { at: held.deadline, place: held.place, first: id });
         }
-        if !self.keep_to_quota(namespace) {
+        if !self.keep_to_quota(namespace, 0) {
             if let Ok((id, claim)) = self.reservations.abort(session.id, id.get()) {
                 self.unhold(claim.place, claim.part, id);
             }

@@ -219,6 +219,14 @@ impl Index {
         entry.map_or(Door::Open, |entry| entry.door(wanted))
     }
 
+    /// Whether a version is being stored: one more part of it is not one more chunk.
+    pub(crate) fn is_pending(&self, key: Key<'_>) -> bool {
+        let (hash, shard_index) = self.locate(key);
+        let shard = self.lock(shard_index);
+        let entry = shard.find(hash, key).and_then(|slot| shard.slab.get(slot));
+        entry.is_some_and(|entry| entry.pending.is_some())
+    }
+
     /// Takes a part for a reservation of a version that has until `deadline`, or the earlier one of the version
     /// that has begun. `install` makes the reservation known while the shard is locked, so that whatever
     /// removes the pending version finds it.

@@ -84,7 +84,7 @@ async fn measure(seconds: u64) -> Result<(), Failure> {
     }
     let ratio =
         |during: Duration, a: Duration, b: Duration| during.as_secs_f64() * 2.0 / (a + b).as_secs_f64();
-    println!("the flood: {} stores and loads of {} MiB", stores.len(), 4 * FLOOD_BLOCK_BYTES >> 20);
+    println!("the flood: {} stores and loads of {} MiB", stores.len(), (4 * FLOOD_BLOCK_BYTES) >> 20);
     println!(
         "flooded / alone: p50 {:.1}  p99 {:.1}",
         ratio(during.p50, before.p50, after.p50),
