@@ -49,7 +49,7 @@ impl Ties {
         folder: &str,
     ) -> Result<Option<Generation>, StoreError> {
         let mut word = self.asked.recent(&self.store, namespace.digest, folder).await?;
-        if word.counts.is_none() {
+        if word.counts.is_none() || word.number < self.generations.highest(namespace.digest) {
             word = self.restore(namespace.digest, folder).await?;
         }
         self.belonging(namespace, folder, word).await
