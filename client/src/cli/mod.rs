@@ -4,6 +4,7 @@
 //! Exit codes: 0 it worked, 1 the daemon could not be reached or said no, 64 the command line is wrong.
 
 mod bench;
+mod events;
 mod ping;
 mod stat;
 
@@ -79,6 +80,8 @@ enum Command {
     Ping(ping::Ping),
     /// Shows what the daemon holds and how it is used.
     Stat(stat::Stat),
+    /// Prints what the daemon stores and loses, as it happens.
+    Events(events::Events),
     /// Measures what a daemon does on this machine, against what the machine can do.
     Bench(bench::Bench),
     #[command(hide = true)]
@@ -98,6 +101,7 @@ where
     let answer = match &cli.command {
         Command::Ping(command) => command.run(&cli.target),
         Command::Stat(command) => command.run(&cli.target),
+        Command::Events(command) => command.run(&cli.target),
         Command::Bench(command) => command.run(&cli.target),
         Command::BenchPeer(command) => command.run(),
     };

@@ -6,6 +6,7 @@
 //! Both are counted by reason, see [`Stats::refusals`].
 
 mod audit;
+mod follow;
 mod house;
 mod quota;
 mod read;
@@ -41,6 +42,7 @@ use crate::session::{Attach, Owner, Session, Sessions, draining};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
+pub(crate) use follow::{Follower, News, Position};
 pub(crate) use house::{Filling, House, HouseLease, OpenChunk, Unfilled};
 pub use read::PartReader;
 pub use restore::Restored;
@@ -304,9 +306,10 @@ impl Engine {
         };
         let early = planted(Planted::SweptBeforeTheEpoch).then(|| core.index.drop_stale());
         // From here on nothing of the old epoch is found or published; what is left is to free it.
-        forgotten.iter().for_each(|namespace| {
-            namespace.begin_epoch();
-        });
+        for namespace in &forgotten {
+            let found = || core.namespaces.get(namespace.digest);
+            core.index.begin_epoch(namespace, || found().is_some_and(|found| Arc::ptr_eq(&found, namespace)));
+        }
         let dropped = early.unwrap_or_else(|| core.index.drop_stale());
         core.reservations.end(&dropped.fenced, Reason::NamespaceReset);
         let answer = ResetAnswer {

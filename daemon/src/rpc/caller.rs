@@ -26,19 +26,36 @@ impl Want {
     }
 }
 
-impl Shared {
-    /// The caller of a request, by its connection and its token.
-    pub(super) fn identify<T>(&self, call: &'static str, request: &Request<T>) -> Result<Identity, Status> {
-        let peer = request.extensions().get::<Arc<Peer>>();
+/// What a request shows of who makes it. A stream keeps it, to be asked again under another policy.
+#[derive(Debug)]
+pub(super) struct Shown {
+    peer: Option<Arc<Peer>>,
+    token: Option<String>,
+}
+
+impl Shown {
+    pub(super) fn of<T>(request: &Request<T>) -> Self {
         let header = request.metadata().get("authorization");
         // What is no bearer token is a token that nobody has.
         let token = header.map(|value| {
-            value.to_str().ok().and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default()
+            value.to_str().ok().and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default().to_owned()
         });
-        let identity = self.access.identify(call, peer.map(Arc::as_ref), token);
-        let identity = identity.map_err(|no| self.refuse_here(call, no))?;
-        self.fair.note(identity.tenant.usage.number);
+        Self { peer: request.extensions().get::<Arc<Peer>>().cloned(), token }
+    }
+
+    /// Who that is by the policy of now.
+    pub(super) fn identify(&self, shared: &Shared, call: &'static str) -> Result<Identity, Status> {
+        let identity = shared.access.identify(call, self.peer.as_deref(), self.token.as_deref());
+        let identity = identity.map_err(|no| shared.refuse_here(call, no))?;
+        shared.fair.note(identity.tenant.usage.number);
         Ok(identity)
+    }
+}
+
+impl Shared {
+    /// The caller of a request, by its connection and its token.
+    pub(super) fn identify<T>(&self, call: &'static str, request: &Request<T>) -> Result<Identity, Status> {
+        Shown::of(request).identify(self, call)
     }
 
     /// The same for a call that only other daemons make.

@@ -2,12 +2,13 @@
 //!
 //! `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
 //! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
-//! `peer` what other daemons ask, `admin` what operators ask, `caller` who asks, `convert` the messages'
+//! `events` the stream of changes, `peer` what other daemons ask, `admin` what operators ask, `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
 mod caller;
 mod convert;
+mod events;
 mod frames;
 mod get;
 mod lookup;

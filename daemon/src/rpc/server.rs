@@ -10,6 +10,7 @@ use tender_proto::limits::{
     HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES, MAX_MESSAGE_BYTES,
 };
 use tender_proto::v1::admin_server::AdminServer;
+use tender_proto::v1::events_server::EventsServer;
 use tender_proto::v1::peer_server::PeerServer;
 use tender_proto::v1::store_server::StoreServer;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -23,6 +24,7 @@ use tower::util::MapResponseLayer;
 
 use super::Shared;
 use super::admin::AdminService;
+use super::events::EventsService;
 use super::frames::framed;
 use super::peer::PeerService;
 use super::service::StoreService;
@@ -103,9 +105,13 @@ where
         .concurrency_limit_per_connection(calls)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .layer(MapResponseLayer::new(move |response| framed(typed(&shared, response))))
+        .layer(MapResponseLayer::new({
+            let shared = Arc::clone(&shared);
+            move |response| framed(typed(&shared, response))
+        }))
         .add_service(store)
         .add_service(admin)
+        .add_service(EventsServer::new(EventsService(Arc::clone(&shared))))
         .add_optional_service(peer)
         .serve_with_incoming_shutdown(Open::while_accepting(incoming.then(unhurried), phase), stop)
         .await
@@ -138,7 +144,8 @@ pub(crate) async fn call(
     use tower::ServiceExt;
 
     let (store, admin) = services(shared);
-    let routes = tonic::service::Routes::new(store).add_service(admin);
+    let events = EventsServer::new(EventsService(Arc::clone(shared)));
+    let routes = tonic::service::Routes::new(store).add_service(admin).add_service(events);
     let Ok(response) = routes.oneshot(request).await;
     framed(typed(shared, response))
 }
