@@ -287,7 +287,7 @@ fn a_watcher_goes_on_where_it_was_or_is_told_that_it_cannot() {
 
 #[test]
 fn followers_have_a_limit_and_leave_their_place() {
-    let bench = Bench::with_slots(2);
+    let bench = Bench::with_slots(4);
     let all: Vec<_> = (0..64).map(|_| follower(&bench)).collect();
     assert_eq!(bench.engine.follow(Position::Start).unwrap_err().reason, Reason::TooMany);
     drop(all);
