@@ -3,7 +3,12 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=tender");
     let files = protox::compile(
-        ["tender/v1/store.proto", "tender/v1/peer.proto", "tender/v1/takeover.proto"],
+        [
+            "tender/v1/store.proto",
+            "tender/v1/events.proto",
+            "tender/v1/peer.proto",
+            "tender/v1/takeover.proto",
+        ],
         ["."],
     )?;
     // `Bytes` fields slice the received buffer instead of copying out of it.

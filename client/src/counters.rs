@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tender_proto::Reason;
@@ -92,6 +92,8 @@ macro_rules! counters {
             pub stores_skipped: BTreeMap<String, u64>,
             /// Lookups of the scheduler that ended without an answer, by reason.
             pub lookup_failures: BTreeMap<String, u64>,
+            /// The `missed_chunks`, by the daemon's reason; `pending` where somebody was storing it.
+            pub misses: BTreeMap<String, u64>,
             $($(#[$doc])* pub $name: u64,)*
         }
 
@@ -100,6 +102,8 @@ macro_rules! counters {
         pub(crate) struct Tally {
             load_failures: ByReason,
             lookup_failures: ByReason,
+            misses: ByReason,
+            misses_pending: Count,
             stores_refused: ByReason,
             stores_skipped: [AtomicU64; Skip::LOCAL.len()],
             $(pub(crate) $name: Count,)*
@@ -113,7 +117,10 @@ macro_rules! counters {
                 for (skip, count) in Skip::LOCAL.iter().zip(&self.stores_skipped) {
                     put(&mut stores_skipped, skip.label(), count.load(Ordering::Relaxed));
                 }
+                let mut misses = self.misses.read();
+                put(&mut misses, "pending", self.misses_pending.get());
                 Counters {
+                    misses,
                     load_failures: self.load_failures.read(),
                     lookup_failures: self.lookup_failures.read(),
                     stores_skipped,
@@ -154,12 +161,16 @@ counters! {
     loads,
     /// Loads of which at least one block failed.
     loads_failed,
+    /// Time that loads took since a thread began with them, all together.
+    load_us,
     /// Parts read, checked and copied to the engine under a lease that held.
     loaded_parts,
     /// Their bytes.
     loaded_bytes,
     /// Blocks reported to the engine for recomputing.
     failed_blocks,
+    /// Time that batches of stores took since a thread began with them, all together.
+    store_us,
     /// Parts the daemon took.
     stored_parts,
     /// Their bytes.
@@ -189,6 +200,10 @@ counters! {
 pub(crate) struct Count(AtomicU64);
 
 impl Count {
+    /// Since then, in microseconds.
+    pub(crate) fn add_time(&self, begin: Instant) {
+        self.add(u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX));
+    }
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
@@ -251,6 +266,12 @@ impl Tally {
     pub(crate) fn load_failed(&self, reason: Reason, chunks: u64) {
         self.load_failures.add(reason, chunks);
     }
+    /// Chunks were asked for and not there: these reasons, and so many that somebody was storing.
+    pub(crate) fn missed(&self, reasons: &[Reason], pending: u64) {
+        reasons.iter().for_each(|&reason| self.misses.add(reason, 1));
+        self.misses_pending.add(pending);
+        self.missed_chunks.add(reasons.len() as u64 + pending);
+    }
     /// A lookup got no answer.
     pub(crate) fn lookup_failed(&self, reason: Reason) {
         self.lookup_failures.add(reason, 1);
@@ -278,11 +299,15 @@ mod tests {
         tally.loads.add(3);
         tally.load_failed(Reason::BadDigest, 2);
         tally.store_skipped(Skip::StagingFull);
+        tally.missed(&[Reason::Evicted, Reason::NeverStored, Reason::Evicted], 4);
         tally.store_skipped(Skip::Refused(Reason::NoSpace));
         let counters = tally.read();
         assert_eq!(counters.loads, 3);
         assert_eq!(counters.load_failures, BTreeMap::from([("bad_digest".to_owned(), 2)]));
         assert_eq!(counters.stores_skipped.len(), 2);
+        let misses = [("evicted", 2), ("never_stored", 1), ("pending", 4)];
+        assert_eq!(counters.misses, BTreeMap::from(misses.map(|(reason, n)| (reason.to_owned(), n))));
+        assert_eq!(counters.missed_chunks, 7);
         let json = serde_json::to_string(&counters).unwrap();
         assert_eq!(serde_json::from_str::<Counters>(&json).unwrap(), counters);
     }

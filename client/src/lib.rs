@@ -13,6 +13,7 @@
 //! * [`plan`]: what is stored and loaded when, pure. [`copy`]: engine memory to staging and back.
 //! * [`SchedulerSide`], [`WorkerSide`]: the two halves that an engine calls; `save` and `load` are the second's.
 //! * [`Client`]: one daemon, one session kept up (`session`, `retry`, `breaker`); `transport` moves the bytes.
+//! * [`events`]: what a daemon stores and loses, for routers.
 //! * [`admin`], [`cli`]: an operator's questions, and the tool `tender` that asks them.
 //!
 //! Nothing of this raises into an engine step or waits without a limit: a lost daemon is a cache that misses.
@@ -26,6 +27,7 @@ pub mod copy;
 mod counters;
 mod credentials;
 mod error;
+pub mod events;
 #[cfg(test)]
 mod fake;
 mod fuse;

@@ -77,7 +77,9 @@ impl Loader {
             for Pending { job, deadline, after } in taken.items() {
                 // A panic has unwound the copy, so nothing touches the blocks any more.
                 let failed = || vec![Err(Reason::Internal); job.items.len()];
+                let begin = Instant::now();
                 let results = self.rank.fuse.run("load", failed, || self.load(&job, deadline, &after));
+                self.rank.client.tally().load_us.add_time(begin);
                 self.rank.blow_if_lost();
                 self.report(&job, &results);
             }

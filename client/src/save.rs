@@ -153,7 +153,9 @@ impl Saver {
                 let batch = std::mem::replace(&mut rest, later);
                 let count = batch.len();
                 let skipped = || vec![Err(Skip::Disabled); count];
+                let begin = Instant::now();
                 let results = self.rank.fuse.run("store", skipped, || self.store(&from, batch));
+                self.rank.client.tally().store_us.add_time(begin);
                 self.rank.blow_if_lost();
                 for skip in results.into_iter().filter_map(Result::err) {
                     self.rank.client.tally().store_skipped(skip);

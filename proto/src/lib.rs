@@ -1,6 +1,7 @@
 //! The contract: everything that two processes of Tender must agree on.
 //!
-//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`, of `peer.proto`, which daemons of several
+//! * [`v1`]: the generated messages and services of `tender/v1/store.proto`, of `events.proto`, which tells watchers what a
+//!   daemon holds, of `peer.proto`, which daemons of several
 //!   hosts speak, and of `takeover.proto`, which two on one arena speak. They stop at the edges (the daemon's `rpc/` and
 //!   `tier/peers/`, the client's `transport/`); inside, only the checked types below travel.
 //! * [`ids`], [`key`], [`coverage`], [`descriptor`]: raw input becomes one of these once, or is refused.

@@ -8,6 +8,7 @@ mod act;
 mod bench;
 mod differ;
 mod doctor;
+mod events;
 mod explain;
 mod keys;
 mod ls;
@@ -95,6 +96,8 @@ enum Command {
     Ls(ls::Ls),
     /// Says for each chunk of a request whether it is there, and if not, why.
     Explain(explain::Explain),
+    /// Prints what the daemon stores and loses, as it happens.
+    Events(events::Events),
     /// Has stored bytes read again and compared with their digests. Exits with 1 if some had changed.
     Verify(act::Verify),
     /// Makes the daemon forget what it holds.
@@ -144,6 +147,7 @@ where
         Command::Top(command) => command.run(&cli.target).map(Done::well),
         Command::Ls(command) => command.run(&cli.target).map(Done::well),
         Command::Explain(command) => command.run(&cli.target).map(Done::well),
+        Command::Events(command) => command.run(&cli.target).map(Done::well),
         Command::Verify(command) => command.run(&cli.target),
         Command::Reset(command) => command.run(&cli.target).map(Done::well),
         Command::Drain(command) => command.run(&cli.target).map(Done::well),

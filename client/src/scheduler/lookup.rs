@@ -39,6 +39,8 @@ pub(super) struct UnderWay {
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) views: Vec<ChunkView>,
+    /// Why those are not there that are not, in no order.
+    misses: Vec<Reason>,
     /// When each is expected that is being fetched.
     pub(super) due: Vec<Option<Instant>>,
     pub(super) lease: Option<HeldLease>,
@@ -49,14 +51,21 @@ pub(super) struct Answered {
 
 impl Answered {
     fn nothing() -> Self {
-        Self { views: Vec::new(), due: Vec::new(), lease: None, at: Instant::now(), counted: false }
+        Self {
+            views: Vec::new(),
+            misses: Vec::new(),
+            due: Vec::new(),
+            lease: None,
+            at: Instant::now(),
+            counted: false,
+        }
     }
 
     /// This answer is what the engine hears: its misses count, once.
     pub(super) fn count_misses(&mut self, client: &Client) {
         if !std::mem::replace(&mut self.counted, true) {
-            let missed = self.views.iter().filter(|view| !matches!(view, ChunkView::Ready(_)));
-            client.tally().missed_chunks.add(missed.count() as u64);
+            let pending = self.views.iter().filter(|view| matches!(view, ChunkView::Pending));
+            client.tally().missed(&self.misses, pending.count() as u64);
         }
     }
 }
@@ -158,7 +167,12 @@ async fn ask(
     let lease = answer.lease.map(|grant| HeldLease::new(client, session, grant));
     let at = Instant::now();
     let due = answer.chunks.iter().map(|answer| due(answer, at)).collect();
-    Ok(Answered { views: answer.chunks.iter().map(view).collect(), due, lease, at, counted: false })
+    let misses = answer.chunks.iter().filter_map(|answer| match answer {
+        ChunkAnswer::Miss(reason) => Some(*reason),
+        ChunkAnswer::Pending { .. } | ChunkAnswer::Ready { .. } => None,
+    });
+    let misses = misses.collect();
+    Ok(Answered { views: answer.chunks.iter().map(view).collect(), misses, due, lease, at, counted: false })
 }
 
 /// Nobody waits for what another engine stores: when that comes nobody knows.

@@ -7,6 +7,7 @@
 
 mod audit;
 mod explain;
+mod follow;
 pub(crate) mod history;
 mod house;
 mod quota;
@@ -46,6 +47,7 @@ use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
 pub(crate) use explain::Fate;
+pub(crate) use follow::{Follower, News, Position};
 use history::{History, Left};
 pub(crate) use house::{Filling, House, HouseLease, OpenChunk, Unfilled};
 pub use read::PartReader;
@@ -358,9 +360,10 @@ impl Engine {
         let forgot = |namespace: &Namespace, chunk| core.note(namespace.digest, chunk, Left::Reset);
         let early = planted(Planted::SweptBeforeTheEpoch).then(|| core.index.drop_stale(&forgot));
         // From here on nothing of the old epoch is found or published; what is left is to free it.
-        forgotten.iter().for_each(|namespace| {
-            namespace.begin_epoch();
-        });
+        for namespace in &forgotten {
+            let found = || core.namespaces.get(namespace.digest);
+            core.index.begin_epoch(namespace, || found().is_some_and(|found| Arc::ptr_eq(&found, namespace)));
+        }
         let dropped = early.unwrap_or_else(|| core.index.drop_stale(&forgot));
         core.reservations.end(&dropped.fenced, Reason::NamespaceReset);
         let answer = ResetAnswer {

@@ -2,11 +2,13 @@
 //!
 //! An entry has at most one READY version and at most one pending one; a pending version with more coverage
 //! takes the READY one's place when it is complete. Nothing here touches chunk bytes, and no lock is held
-//! while anybody does. Lock order: a shard, then the reservation table, then budgets and allocator.
+//! while anybody does. Lock order: a shard, then the reservation table or the journal, then budgets, namespaces and
+//! allocator.
 
 mod audit;
 mod entry;
 mod evict;
+pub(crate) mod journal;
 mod pin;
 mod shard;
 mod slab;
@@ -30,6 +32,7 @@ use crate::sync::{Mutex, MutexGuard, Planted, planted};
 pub(crate) use audit::{IndexAudit, recorded};
 use entry::Entry;
 use evict::Recency;
+use journal::{Change, Journal};
 pub(crate) use pin::Pin;
 use shard::Shard;
 use state::State;
@@ -138,6 +141,7 @@ pub(crate) struct Index {
     evicted_ages: Histogram,
     hasher: Hashes,
     catalogue: Arc<Catalogue>,
+    journal: Journal,
 }
 
 impl Index {
@@ -148,6 +152,7 @@ impl Index {
             evicted_ages: Histogram::new(AGE_SECONDS),
             hasher: Hashes::default(),
             catalogue,
+            journal: Journal::new(),
         })
     }
 
@@ -320,6 +325,9 @@ impl Index {
             return Ok(false);
         }
         let superseded = shard.complete(place, &self.recency);
+        if let Some(entry) = shard.slab.get(place.slot) {
+            self.journal.write(&entry.namespace, epoch, Change::Stored(entry.chunk, coverage));
+        }
         drop(guard);
         drop(superseded);
         Ok(true)
@@ -416,6 +424,7 @@ impl Index {
             let (hash, namespace, chunk) =
                 (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
             self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
+            self.note_removal(entry, Reason::Evicted);
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
@@ -452,6 +461,7 @@ impl Index {
             let (hash, namespace, chunk) =
                 (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
             self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
+            self.note_removal(entry, Reason::Evicted);
             let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
             shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
             shard.remove_if_empty(slot, hash);
@@ -474,6 +484,23 @@ impl Index {
     /// Arena bytes that evicting everything evictable would free.
     pub(crate) fn evictable_bytes(&self) -> u64 {
         self.recency.evictable_bytes()
+    }
+
+    /// What changes, in order.
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Begins an epoch of a namespace: nothing of the one before is found any more. See [`Journal::begin_epoch`].
+    pub(crate) fn begin_epoch(&self, namespace: &Arc<Namespace>, is_known: impl FnOnce() -> bool) {
+        self.journal.begin_epoch(namespace, is_known);
+    }
+
+    /// Before the READY version is retired, that is, while its namespace cannot be idle.
+    fn note_removal(&self, entry: &Entry, why: Reason) {
+        if let Some(version) = &entry.ready {
+            self.journal.write(&entry.namespace, version.epoch, Change::Removed(entry.chunk, why));
+        }
     }
 
     fn forget_pending(&self, shard: &mut Shard, slot: u32) -> Option<Box<Pending>> {

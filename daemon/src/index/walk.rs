@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tender_proto::ChunkId;
+use tender_proto::{ChunkId, Coverage, Reason};
 
 use super::{Index, Pin, Place, SHARDS, ShardIndex, Version};
 use crate::namespace::Namespace;
@@ -56,6 +56,30 @@ impl Index {
         }
     }
 
+    /// What lookups find on the walk's next page; `None` at the end of a round. What is READY all the time of a round is
+    /// met in it once.
+    pub(crate) fn next_page(&self, walk: &mut Walk) -> Option<Vec<(Arc<Namespace>, ChunkId, Coverage)>> {
+        while usize::from(walk.shard) < SHARDS {
+            let shard = self.lock(ShardIndex(walk.shard));
+            if walk.page < shard.slab.pages() {
+                let slots = shard.slab.slots_of_page(walk.page);
+                walk.page += 1;
+                let found = |slot| {
+                    let entry = shard.slab.get(slot)?;
+                    let version = entry.ready.as_ref()?;
+                    let current = version.epoch == entry.namespace.epoch();
+                    current.then(|| (Arc::clone(&entry.namespace), entry.chunk, version.coverage))
+                };
+                return Some(slots.into_iter().filter_map(found).collect());
+            }
+            drop(shard);
+            walk.page = 0;
+            walk.shard += 1;
+        }
+        *walk = Walk::default();
+        None
+    }
+
     /// The versions that were used last and that nobody holds, newest first.
     pub(crate) fn newest(&self, most: usize) -> Vec<Stored> {
         let mut all = Vec::new();
@@ -100,6 +124,7 @@ impl Index {
             return false;
         }
         let hash = self.hash(entry.key());
+        self.note_removal(entry, Reason::BadDigest);
         let retired = shard.retire(stored.place, &self.recency);
         shard.remove_if_empty(stored.place.slot, hash);
         drop(shard);

@@ -28,6 +28,31 @@ impl Want {
     }
 }
 
+/// What a request shows of who makes it. A stream keeps it, to be asked again under another policy.
+pub(super) struct Shown {
+    peer: Option<Arc<Peer>>,
+    /// Never shown in turn.
+    header: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("Shown").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    pub(super) fn of<T>(request: &Request<T>) -> Self {
+        let header = request.metadata().get("authorization").map(|value| value.as_encoded_bytes().to_vec());
+        Self { peer: request.extensions().get::<Arc<Peer>>().cloned(), header }
+    }
+
+    /// Who that is by the policy of now.
+    pub(super) fn identify(&self, shared: &Shared, call: &'static str) -> Result<Identity, Status> {
+        shared.identify_as(call, self.header.as_deref(), self.peer.as_ref())
+    }
+}
+
 impl Shared {
     /// The caller of a request. `entry` has found out before the message was read.
     pub(super) fn identify<T>(&self, call: &'static str, request: &Request<T>) -> Result<Identity, Status> {

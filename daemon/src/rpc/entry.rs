@@ -9,6 +9,7 @@ use futures_util::future::{Either, Ready, ready};
 use http::{Request, Response};
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_MESSAGE_BYTES, MESSAGE_OVERHEAD_BYTES};
 use tender_proto::v1::admin_server::{Admin, AdminServer};
+use tender_proto::v1::events_server::{Events, EventsServer};
 use tender_proto::v1::peer_server::{Peer, PeerServer};
 use tender_proto::v1::store_server::{Store, StoreServer};
 use tonic::body::Body;
@@ -62,6 +63,11 @@ impl Kind {
             ("Admin", "Ping") => ("ping", Longest::Small),
             ("Admin", "Stats") => ("stats", Longest::Small),
             ("Admin", "Reset") => ("reset", Longest::Small),
+            ("Admin", "Explain") => ("explain", Longest::Each(CHUNK_BYTES)),
+            ("Admin", "Inspect") => ("inspect", Longest::Small),
+            ("Admin", "Verify") => ("verify", Longest::Small),
+            ("Admin", "Drain") => ("drain", Longest::Small),
+            ("Events", "Watch") => ("watch", Longest::Each(CHUNK_BYTES)),
             ("Peer", "Fetch") => ("fetch", Longest::Each(CHUNK_BYTES)),
             ("Peer", "Offer") => ("offer", Longest::Offer),
             _ => return None,
@@ -160,6 +166,11 @@ impl<T: Admin> Limited for AdminServer<T> {
         self.clone().max_decoding_message_size(bytes)
     }
 }
+impl<T: Events> Limited for EventsServer<T> {
+    fn limited(&self, bytes: usize) -> Self {
+        self.clone().max_decoding_message_size(bytes)
+    }
+}
 impl<T: Peer> Limited for PeerServer<T> {
     fn limited(&self, bytes: usize) -> Self {
         self.clone().max_decoding_message_size(bytes)
@@ -197,6 +208,7 @@ mod tests {
     fn every_call_of_the_contract_has_a_kind_and_only_a_ping_is_open() {
         for (service, text) in [
             ("Store", include_str!("../../../proto/tender/v1/store.proto")),
+            ("Events", include_str!("../../../proto/tender/v1/events.proto")),
             ("Peer", include_str!("../../../proto/tender/v1/peer.proto")),
         ] {
             let mut service = service;

@@ -2,7 +2,7 @@
 //!
 //! `front` brings connections, `entry` finds out who calls before a message is read, `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
 //! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
-//! `peer` what other daemons ask, `admin` what operators ask (`explain`, `desk`, `verify` the longer answers), `caller` who asks, `convert` the messages'
+//! `events` the stream of changes, `peer` what other daemons ask, `admin` what operators ask (`explain`, `desk`, `verify` the longer answers), `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
 
 mod admin;
@@ -10,6 +10,7 @@ mod caller;
 mod convert;
 pub(crate) mod desk;
 mod entry;
+mod events;
 mod explain;
 mod frames;
 mod front;

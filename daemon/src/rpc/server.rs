@@ -8,6 +8,7 @@ use tender_proto::limits::{
     HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES, MAX_MESSAGE_BYTES,
 };
 use tender_proto::v1::admin_server::AdminServer;
+use tender_proto::v1::events_server::EventsServer;
 use tender_proto::v1::peer_server::PeerServer;
 use tender_proto::v1::store_server::StoreServer;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -18,6 +19,7 @@ use tower::util::MapResponseLayer;
 use super::Shared;
 use super::admin::AdminService;
 use super::entry::{Bounded, EntryLayer};
+use super::events::EventsService;
 use super::frames::framed;
 use super::front::{self, Front};
 use super::peer::PeerService;
@@ -89,10 +91,14 @@ where
         .concurrency_limit_per_connection(calls)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-        .layer(MapResponseLayer::new(move |response| framed(typed(&shared, response))))
+        .layer(MapResponseLayer::new({
+            let shared = Arc::clone(&shared);
+            move |response| framed(typed(&shared, response))
+        }))
         .layer(EntryLayer(entry))
         .add_service(store)
         .add_service(admin)
+        .add_service(events_service(&shared))
         .add_optional_service(peer)
         .serve_with_incoming_shutdown(incoming, stop)
         .await
@@ -106,6 +112,11 @@ fn services(shared: &Arc<Shared>) -> Services {
     let admin =
         AdminServer::new(AdminService(Arc::clone(shared))).max_encoding_message_size(MAX_MESSAGE_BYTES);
     (Bounded::new(shared, store), Bounded::new(shared, admin))
+}
+
+fn events_service(shared: &Arc<Shared>) -> Bounded<EventsServer<EventsService>> {
+    let service = EventsServer::new(EventsService(Arc::clone(shared)));
+    Bounded::new(shared, service.max_encoding_message_size(MAX_MESSAGE_BYTES))
 }
 
 fn peer_service(shared: &Arc<Shared>) -> Option<Bounded<PeerServer<PeerService>>> {
@@ -123,7 +134,7 @@ pub(crate) async fn call(
     use tower::{Layer, ServiceExt};
 
     let (store, admin) = services(shared);
-    let routes = tonic::service::Routes::new(store).add_service(admin);
+    let routes = tonic::service::Routes::new(store).add_service(admin).add_service(events_service(shared));
     let Ok(response) = EntryLayer(Arc::clone(shared)).layer(routes).oneshot(request).await;
     framed(typed(shared, response))
 }

@@ -3,6 +3,7 @@
 
 mod cases;
 mod clock;
+mod events;
 mod house;
 mod leases;
 mod model;

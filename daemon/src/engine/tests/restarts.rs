@@ -16,7 +16,7 @@ const RECORDS_AT: u64 = 4096;
 
 impl Bench {
     /// The next daemon after a kill at this moment.
-    fn killed(&self) -> Self {
+    pub(super) fn killed(&self) -> Self {
         self.killed_with(|_| ())
     }
     /// The same, with something done to the file in between.

@@ -24,6 +24,7 @@ from tender_kv.vllm.groups import cached_groups
 from tender_kv.vllm.guard import hook, nothing
 from tender_kv.vllm.kinds import Group, Unsupported
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
+from tender_kv.vllm.metrics import StatsSource, TenderPromMetrics, TenderStats
 from tender_kv.vllm.scheduler import SchedulerSide
 from tender_kv.vllm.worker import WorkerSide
 
@@ -57,6 +58,8 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
         self._engine_id: str | None = None
         self._daemon: embedded.PrivateDaemon | None = None
         self._summed_up = False
+        self._stats = StatsSource(_client_name(vllm_config, role))
+        self._stats_failed = False
         transfer = vllm_config.kv_transfer_config
         settings = Settings.parse(transfer.kv_connector_extra_config or {})
         if transfer.kv_role != _ROLE:
@@ -224,6 +227,35 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Both.
 
+    def get_kv_connector_stats(self) -> TenderStats | None:
+        """What this side has done since the last call. A fault costs the numbers, and switches nothing off."""
+        if self._stats_failed:
+            return None
+        try:
+            return self._stats.since_last(self.tender_counters())
+        except Exception:
+            self._stats_failed = True
+            logger.exception("Tender's numbers are no longer told to the engine")
+            return None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> TenderStats | None:
+        return TenderStats(data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> TenderPromMetrics | None:
+        try:
+            return TenderPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        except Exception:
+            logger.exception("Tender's numbers are not in /metrics")
+            return None
+
     def tender_counters(self) -> dict[str, Any]:
         """This side's numbers; empty where Tender is off."""
         side = self._scheduler or self._worker
@@ -255,6 +287,14 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
                     embedded.release(engine_id)
                 except Exception:
                     logger.exception("the private tenderd could not be ended")
+
+
+def _client_name(config: VllmConfig, role: KVConnectorRole) -> str:
+    """Tells an engine's clients apart, of which each rank has one."""
+    if role is KVConnectorRole.SCHEDULER:
+        return "scheduler"
+    rank = getattr(config.parallel_config, "rank", None)
+    return f"worker {os.getpid() if rank is None else rank}"
 
 
 def _summary(counters: dict[str, Any]) -> str:
