@@ -32,7 +32,8 @@ pub use crate::tls::{ClientAuth, TlsConfig};
 use check::{at_least_one, unusable};
 pub use disk::DiskConfig;
 pub(crate) use flags::shown::Change;
-use flags::{Flags, LimitSettings, Settings};
+use flags::limits::LimitSettings;
+use flags::{Flags, Settings};
 pub use reread::Source;
 pub use values::{HostPort, Listen, LogFormat};
 
