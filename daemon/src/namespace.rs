@@ -22,6 +22,16 @@ fn first_epoch() -> u32 {
 /// Names that one namespace may have at one time.
 const MAX_NAMES: usize = 8;
 
+/// What a namespace is called and stands for, also when it was forgotten: what is kept for long holds this, since a
+/// [`Namespace`] keeps its place in the arena's catalogue.
+#[derive(Debug)]
+pub(crate) struct Named {
+    /// As the namespace's.
+    pub(crate) index: u32,
+    /// As the namespace's.
+    pub(crate) descriptor: Descriptor,
+}
+
 /// One registered namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
@@ -31,6 +41,8 @@ pub(crate) struct Namespace {
     pub(crate) digest: NamespaceDigest,
     /// What the name stands for.
     pub(crate) descriptor: Descriptor,
+    /// The same for those who keep it for long.
+    pub(crate) named: Arc<Named>,
     /// Raised by each reset. What was reserved in an earlier epoch can neither become nor stay READY.
     epoch: AtomicU32,
     /// Its place in the arena's catalogue, if there was room: without, nothing of it outlives the daemon.
@@ -61,6 +73,7 @@ impl Namespace {
         Self {
             index,
             digest: descriptor.digest(),
+            named: Arc::new(Named { index, descriptor: descriptor.clone() }),
             descriptor,
             epoch: AtomicU32::new(epoch),
             entry,

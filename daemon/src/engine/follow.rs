@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::{Core, Engine};
 use crate::index::Walk;
 use crate::index::journal::Event;
-use crate::namespace::Namespace;
+use crate::namespace::Named;
 
 /// Each costs a wake-up for every change.
 const MAX_FOLLOWERS: usize = 64;
@@ -36,7 +36,7 @@ pub(crate) enum News {
         lost: bool,
     },
     /// Chunks that lookups find.
-    Snapshot(Vec<(Arc<Namespace>, ChunkId, Coverage)>),
+    Snapshot(Vec<(Arc<Named>, ChunkId, Coverage)>),
     /// Changes from this number on.
     Changes(u64, Vec<Event>),
     /// From here on the follower has exactly what lookups found before [`Follower::next_sequence`].

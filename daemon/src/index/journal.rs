@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tender_proto::{ChunkId, Coverage, Reason};
 use tokio::sync::watch;
 
-use crate::namespace::Namespace;
+use crate::namespace::{Named, Namespace};
 use crate::sync::Mutex;
 
 /// Some seconds of a busy daemon, in about 5 MB.
@@ -32,7 +32,7 @@ pub(crate) enum Change {
 /// One change.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
-    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) namespace: Arc<Named>,
     pub(crate) change: Change,
 }
 
@@ -65,7 +65,7 @@ impl Journal {
         }
         let mut inner = self.inner.lock();
         if namespace.epoch() == epoch {
-            self.push(&mut inner, Event { namespace: Arc::clone(namespace), change });
+            self.push(&mut inner, Event { namespace: Arc::clone(&namespace.named), change });
         }
     }
 
@@ -80,7 +80,7 @@ impl Journal {
         let mut inner = self.inner.lock();
         namespace.begin_epoch();
         if is_known() {
-            self.push(&mut inner, Event { namespace: Arc::clone(namespace), change: Change::Cleared });
+            self.push(&mut inner, Event { namespace: Arc::clone(&namespace.named), change: Change::Cleared });
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tender_proto::{ChunkId, Coverage, Reason};
 
 use super::{Index, Pin, Place, SHARDS, ShardIndex, Version};
-use crate::namespace::Namespace;
+use crate::namespace::{Named, Namespace};
 
 /// Where a walk has come to. What is stored behind it is seen in the next round.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ impl Index {
 
     /// What lookups find on the walk's next page; `None` at the end of a round. What is READY all the time of a round is
     /// met in it once.
-    pub(crate) fn next_page(&self, walk: &mut Walk) -> Option<Vec<(Arc<Namespace>, ChunkId, Coverage)>> {
+    pub(crate) fn next_page(&self, walk: &mut Walk) -> Option<Vec<(Arc<Named>, ChunkId, Coverage)>> {
         while usize::from(walk.shard) < SHARDS {
             let shard = self.lock(ShardIndex(walk.shard));
             if walk.page < shard.slab.pages() {
@@ -68,7 +68,7 @@ impl Index {
                     let entry = shard.slab.get(slot)?;
                     let version = entry.ready.as_ref()?;
                     let current = version.epoch == entry.namespace.epoch();
-                    current.then(|| (Arc::clone(&entry.namespace), entry.chunk, version.coverage))
+                    current.then(|| (Arc::clone(&entry.namespace.named), entry.chunk, version.coverage))
                 };
                 return Some(slots.into_iter().filter_map(found).collect());
             }

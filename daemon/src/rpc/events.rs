@@ -19,7 +19,7 @@ use super::caller::Shown;
 use crate::access::Identity;
 use crate::engine::{Follower, News, Position};
 use crate::index::journal::{Change, Event};
-use crate::namespace::Namespace;
+use crate::namespace::Named;
 use crate::shutdown::Phase;
 
 /// Changes of one batch: some tens of kilobytes.
@@ -167,7 +167,7 @@ impl Watch {
         v1::EventBatch { start: start.into(), ..v1::EventBatch::default() }
     }
 
-    fn page(&mut self, page: Vec<(Arc<Namespace>, ChunkId, Coverage)>) -> v1::EventBatch {
+    fn page(&mut self, page: Vec<(Arc<Named>, ChunkId, Coverage)>) -> v1::EventBatch {
         let mut batch = v1::EventBatch::default();
         for (namespace, chunk, coverage) in page {
             if self.sees(&namespace, &mut batch) {
@@ -188,7 +188,7 @@ impl Watch {
     }
 
     /// Whether the watcher may know what is in a namespace, and wants to. One that it sees for the first time is told.
-    fn sees(&mut self, namespace: &Namespace, batch: &mut v1::EventBatch) -> bool {
+    fn sees(&mut self, namespace: &Named, batch: &mut v1::EventBatch) -> bool {
         if let Some(&sees) = self.seen.get(&namespace.index) {
             return sees;
         }
@@ -247,7 +247,7 @@ fn change(event: &Event) -> v1::kv_event::Change {
     }
 }
 
-fn stored(namespace: &Namespace, chunk: ChunkId, coverage: Coverage) -> v1::StoredChunk {
+fn stored(namespace: &Named, chunk: ChunkId, coverage: Coverage) -> v1::StoredChunk {
     let tokens_per_block =
         namespace.descriptor.group_of(chunk).map_or(0, |group| group.tokens_per_block.get());
     v1::StoredChunk {

@@ -36,13 +36,15 @@ impl View {
             News::Snapshot(page) => {
                 assert!(!self.complete, "a snapshot ends");
                 for (namespace, chunk, coverage) in page {
-                    self.chunks.insert((namespace.digest, chunk), coverage.bits());
+                    self.chunks.insert((namespace.descriptor.digest(), chunk), coverage.bits());
                 }
             }
             News::Changes(first, events) => {
                 assert!(first == self.next && events.len() <= most);
                 self.next += events.len() as u64;
-                events.into_iter().for_each(|event| self.apply(event.namespace.digest, event.change));
+                events
+                    .into_iter()
+                    .for_each(|event| self.apply(event.namespace.descriptor.digest(), event.change));
             }
             News::Complete => self.complete = true,
             News::Nothing => {
