@@ -216,8 +216,7 @@ impl RunningApp {
             );
         }
         // The admin thread is joined when it is dropped, and ends with the phase.
-        let stop = |_: &AppError| _ = phase.send_replace(Phase::Stopped);
-        let resident = arena.is_some();
+        let (resident, stop) = (arena.is_some(), |_: &AppError| _ = phase.send_replace(Phase::Stopped));
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
         engine.set_quotas(access.quotas());
         _ = slot.set(Arc::clone(&engine));

@@ -113,7 +113,7 @@ fn socket(path: &Path, found: Socket) -> Finding {
             format!("{shown} is not there"),
             "start tenderd with --listen unix:PATH, and mount its folder into this container",
         ),
-        Socket::NoSocket => Finding::new(
+        Socket::Other => Finding::new(
             "socket",
             Level::Fail,
             format!("{shown} is no socket"),

@@ -17,7 +17,7 @@ pub(super) struct Host {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Socket {
     Missing,
-    NoSocket,
+    Other,
     /// Permission bits, and whether this user may connect.
     There {
         mode: u32,
@@ -48,7 +48,7 @@ impl Host {
         let place = self.place(path);
         let Ok(found) = fs::metadata(&place) else { return Socket::Missing };
         if !found.file_type().is_socket() {
-            return Socket::NoSocket;
+            return Socket::Other;
         }
         let usable = access(&place, AccessFlags::R_OK | AccessFlags::W_OK).is_ok();
         Socket::There { mode: found.permissions().mode() & 0o777, usable }
@@ -169,7 +169,7 @@ mod tests {
         let (host, path) = (Host::at(dir.path()), Path::new("/run/t.sock"));
         assert_eq!(host.socket(path), Socket::Missing);
         put(dir.path(), "run/t.sock", "");
-        assert_eq!(host.socket(path), Socket::NoSocket);
+        assert_eq!(host.socket(path), Socket::Other);
         fs::remove_file(dir.path().join("run/t.sock")).unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("run/t.sock")).unwrap();
         fs::set_permissions(dir.path().join("run/t.sock"), fs::Permissions::from_mode(0o600)).unwrap();

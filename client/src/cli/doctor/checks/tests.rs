@@ -63,7 +63,7 @@ fn versions_are_compared() {
 fn a_socket_must_be_there_and_for_this_user_and_not_for_everybody() {
     let path = Path::new("/run/t.sock");
     assert_eq!(level(&socket(path, Socket::Missing)), Level::Fail);
-    assert_eq!(level(&socket(path, Socket::NoSocket)), Level::Fail);
+    assert_eq!(level(&socket(path, Socket::Other)), Level::Fail);
     assert_eq!(level(&socket(path, Socket::There { mode: 0o600, usable: false })), Level::Fail);
     assert_eq!(level(&socket(path, Socket::There { mode: 0o666, usable: true })), Level::Warn);
     assert_eq!(level(&socket(path, Socket::There { mode: 0o660, usable: true })), Level::Ok);
