@@ -59,5 +59,5 @@ pub use credentials::{Credentials, TlsConfig};
 pub use error::ClientError;
 pub use hash::Uncacheable;
 pub use load::LoadDone;
-pub use scheduler::{Match, SchedulerSide};
+pub use scheduler::{Changes, Match, SchedulerSide};
 pub use worker::WorkerSide;

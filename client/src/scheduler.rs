@@ -7,6 +7,7 @@
 mod defer;
 mod lookup;
 mod prefill;
+mod residents;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -30,6 +31,8 @@ use crate::transport::calls::LookupMark;
 use defer::Asked;
 use lookup::Lookup;
 use prefill::Prefill;
+pub use residents::Changes;
+use residents::Residents;
 use wait::Wait;
 
 /// What the daemon holds of a prompt.
@@ -50,6 +53,7 @@ pub struct SchedulerSide {
     plan: PlanConfig,
     fuse: Fuse,
     state: Mutex<State>,
+    residents: Mutex<Option<Residents>>,
 }
 
 #[derive(Debug, Default)]
@@ -88,7 +92,7 @@ impl SchedulerSide {
     pub fn new(config: ClientConfig, plan: PlanConfig) -> Result<Self, ClientError> {
         let client = Client::new(config, Purpose::Lookups)?;
         let fuse = Fuse::new(Arc::clone(client.tally()));
-        Ok(Self { client, plan, fuse, state: Mutex::default() })
+        Ok(Self { client, plan, fuse, state: Mutex::default(), residents: Mutex::default() })
     }
 
     /// Tells what the workers registered. Requests from before are not cached. Repeating the same descriptor
@@ -308,6 +312,28 @@ impl SchedulerSide {
         }
     }
 
+    /// From now on [`SchedulerSide::take_changes`] tells which chunks of this namespace the daemon holds. Does nothing before
+    /// [`SchedulerSide::set_descriptor`].
+    pub fn watch(&self) -> Result<(), ClientError> {
+        let namespace = self.state.lock().planned.as_ref().map(|planned| planned.namespace);
+        if let Some(namespace) = namespace {
+            *self.residents.lock() = Some(Residents::watch(self.client.config().clone(), namespace)?);
+        }
+        Ok(())
+    }
+
+    /// What the daemon has stored and lost since the last call.
+    pub fn take_changes(&self) -> Changes {
+        self.residents.lock().as_ref().map(Residents::take).unwrap_or_default()
+    }
+
+    /// Keys of the whole chunks of a request whose tokens were given, by group.
+    pub fn known_keys(&self, id: &str) -> Vec<Vec<ChunkId>> {
+        self.guarded("known_keys", Vec::new, |state| {
+            state.planned.as_ref().map(|planned| planned.planner.known_keys(id)).unwrap_or_default()
+        })
+    }
+
     /// Waits until a session is up, for programs that want to begin warm.
     pub fn wait_until_up(&self, limit: Duration) -> bool {
         self.client.wait_until_up(limit)
@@ -327,6 +353,7 @@ impl SchedulerSide {
 
     /// Ends the session. Everything misses afterwards.
     pub fn shutdown(&self) {
+        *self.residents.lock() = None;
         self.client.stop();
     }
 

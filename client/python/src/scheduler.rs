@@ -5,6 +5,7 @@ use pyo3::types::PyBytes;
 use tender_client::hash::Uncacheable;
 use tender_client::plan::{BlockUpdate, Finish, PlanConfig, ScheduledRequest, StateHandoff, StepInput};
 use tender_client::{Match, SchedulerSide};
+use tender_proto::ChunkId;
 
 use crate::descriptor;
 use crate::error::{ConfigError, client_error};
@@ -17,6 +18,9 @@ type Scheduled = (String, u64, u64, Vec<u32>, Vec<Vec<u32>>, bool, Vec<State>);
 
 /// Group, block, tokens that the state has seen.
 type State = (u16, u32, u64);
+
+/// Group, hash, coverage.
+type Change<'py> = (u16, Bound<'py, PyBytes>, Option<u64>);
 
 /// The default plan settings as JSON, whose keys are all there are.
 #[pyfunction]
@@ -119,6 +123,28 @@ impl Scheduler {
     /// The workers are done with these requests' loads, well or not.
     fn loads_finished(&self, py: Python<'_>, ids: Vec<String>) {
         py.detach(|| self.0.loads_finished(&ids));
+    }
+
+    /// From now on take_changes tells which chunks of this namespace the daemon holds.
+    fn watch(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.watch()).map_err(client_error)
+    }
+
+    /// What the daemon has stored and lost since the last call: whether everything is to be forgotten first, then the
+    /// group, hash and coverage of chunks; None: it is gone.
+    fn take_changes<'py>(&self, py: Python<'py>) -> (bool, Vec<Change<'py>>) {
+        let changes = py.detach(|| self.0.take_changes());
+        let one = |(chunk, coverage): (ChunkId, Option<u64>)| {
+            (chunk.group.0, PyBytes::new(py, chunk.hash.as_bytes()), coverage)
+        };
+        (changes.forget, changes.chunks.into_iter().map(one).collect())
+    }
+
+    /// Hashes of the whole chunks of a request whose tokens were given, by group.
+    fn known_keys<'py>(&self, py: Python<'py>, id: &str) -> Vec<Vec<Bound<'py, PyBytes>>> {
+        let keys = py.detach(|| self.0.known_keys(id));
+        let hash = |chunk: ChunkId| PyBytes::new(py, chunk.hash.as_bytes());
+        keys.into_iter().map(|group| group.into_iter().map(hash).collect()).collect()
     }
 
     /// Forgets everything stored in this namespace, here and at the daemon. False: the daemon was not reached.

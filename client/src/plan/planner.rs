@@ -97,6 +97,13 @@ impl Planner {
         request.ask(&self.asked)
     }
 
+    /// Keys of all whole chunks of a request whose tokens were given, by group; none for an unknown request.
+    pub fn known_keys(&self, id: &str) -> Vec<Vec<ChunkId>> {
+        let Some(request) = self.requests.get(id) else { return Vec::new() };
+        let keys = |group| (0..).map_while(|chunk| request.chunk_id(group, chunk)).collect();
+        (0..self.descriptor.groups.len()).map(keys).collect()
+    }
+
     /// Tokens beyond `computed` that can be loaded, by the answers to the keys of the last
     /// [`lookup_keys`](Self::lookup_keys). The hit ends below `num_tokens`, where blocks of all groups end and every
     /// group has what the next token reads.

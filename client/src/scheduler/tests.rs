@@ -18,7 +18,7 @@ struct Rig {
     scheduler: SchedulerSide,
 }
 
-fn descriptor() -> Descriptor {
+pub(super) fn descriptor() -> Descriptor {
     let group = Group::new(
         GroupKind::FullAttention,
         NonZeroU32::new(TOKENS_PER_BLOCK).unwrap(),

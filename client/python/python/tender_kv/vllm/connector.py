@@ -7,6 +7,7 @@ and only there. Whatever else keeps Tender from working is one warning, and the 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -20,6 +21,8 @@ from vllm.logger import init_logger
 from tender_kv._native import ConfigError
 from tender_kv.vllm import embedded
 from tender_kv.vllm.config import Settings
+from tender_kv.vllm.events import KvEvents
+from tender_kv.vllm.events import wanted as kv_events_wanted
 from tender_kv.vllm.groups import cached_groups
 from tender_kv.vllm.guard import hook, nothing
 from tender_kv.vllm.kinds import Group, Unsupported
@@ -31,6 +34,7 @@ from tender_kv.vllm.worker import WorkerSide
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
@@ -78,10 +82,10 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
             log = logger.warning if role is KVConnectorRole.WORKER else logger.info
             log("Tender is off: %s", no)
             return
-        settings.chunk_blocks((group.kind, group.tokens_per_block) for group in groups)
-        self._start(settings, role, groups)
+        chunk_blocks = settings.chunk_blocks((group.kind, group.tokens_per_block) for group in groups)
+        self._start(settings, role, groups, chunk_blocks)
 
-    def _start(self, settings: Settings, role: KVConnectorRole, groups: list[Group]) -> None:
+    def _start(self, settings: Settings, role: KVConnectorRole, groups: list[Group], chunk_blocks: list[int]) -> None:
         engine_id = self._kv_transfer_config.engine_id or str(os.getpid())
         name = f"vllm {role.name.lower()} {engine_id}"
 
@@ -94,7 +98,13 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
             return self._daemon.address
 
         if role is KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(settings, find_daemon, name, groups)
+
+            def events(address: str) -> KvEvents:
+                local = address.startswith("unix:")
+                return KvEvents(groups, chunk_blocks, self._kv_cache_config, local)
+
+            wanted = events if kv_events_wanted(self._vllm_config) else None
+            self._scheduler = SchedulerSide(settings, find_daemon, name, groups, wanted)
         else:
             self._worker = WorkerSide(self._vllm_config, self._kv_cache_config, settings, find_daemon, name)
 
@@ -218,6 +228,12 @@ class TenderConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.finished(request, block_ids)
         return False, None
+
+    @hook(lambda self: self._scheduler.withdraw_events() if self._scheduler is not None else [])
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What Tender has stored and lost of this engine's prompts since the last call; nothing unless vLLM's own KV
+        events are on."""
+        return self._scheduler.take_events() if self._scheduler is not None else []
 
     @hook(lambda self: False)
     def reset_cache(self) -> bool | None:

@@ -13,11 +13,13 @@ from vllm.v1.request import RequestStatus
 from tender_kv import _native
 from tender_kv.vllm.config import Settings
 from tender_kv.vllm.embedded import NoDaemon
+from tender_kv.vllm.events import KvEvents
 from tender_kv.vllm.inputs import InputNames, Unnamed
 from tender_kv.vllm.kinds import Group, load_fails_as_a_whole
 from tender_kv.vllm.metadata import TenderHandshake, TenderMetadata
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput
@@ -50,11 +52,21 @@ class _Tracked:
 class SchedulerSide:
     """One engine's scheduler."""
 
-    def __init__(self, settings: Settings, find_daemon: Callable[[], str], name: str, groups: list[Group]):
+    def __init__(
+        self,
+        settings: Settings,
+        find_daemon: Callable[[], str],
+        name: str,
+        groups: list[Group],
+        events: Callable[[str], KvEvents] | None = None,
+    ):
+        """`events` makes the KV events of a daemon's address, where the engine wants any."""
         self._settings, self._find_daemon, self._name = settings, find_daemon, name
         # Made when the workers have something to cache: a private daemon is started then, and not before.
         self._native: _native.Scheduler | None = None
         self._names = InputNames()
+        self._make_events = events
+        self._events: KvEvents | None = None
         self._groups = groups
         self._group_of = {group.engine_id: index for index, group in enumerate(groups)}
         self._fails_as_a_whole = load_fails_as_a_whole(groups)
@@ -81,6 +93,13 @@ class SchedulerSide:
             logger.warning("Tender is off: %s", no)
             return
         self._native = native
+        if self._make_events is not None:
+            try:
+                self._events = self._make_events(address)
+                native.watch()
+            except Exception:
+                self._events = None
+                logger.exception("Tender tells no KV events")
 
     def new_request(self, request: Request) -> None:
         if self._native is None:
@@ -109,6 +128,8 @@ class SchedulerSide:
         tracked.given, tracked.computed = len(tokens), computed
         found = self._native.match_prefix(request.request_id, tokens, computed)
         tracked.waits = found is None
+        if not tracked.waits:
+            self._describe(request.request_id, request)
         return found
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
@@ -191,6 +212,8 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return
+        # A chunk that only the last step has filled is described by the next request that has it.
+        self._describe(request.request_id, request)
         self._native.finished(
             request.request_id,
             num_tokens=request.num_tokens,
@@ -201,6 +224,18 @@ class SchedulerSide:
             blocks=self._tables(blocks),
             tail_tokens=request.all_token_ids[tracked.given :],
         )
+
+    def _describe(self, request_id: str, request: Request) -> None:
+        if self._events is not None:
+            self._events.describe(request, self._native.known_keys(request_id))
+
+    def take_events(self) -> list[KVCacheEvent]:
+        if self._events is None:
+            return []
+        return self._events.take(*self._native.take_changes())
+
+    def withdraw_events(self) -> list[KVCacheEvent]:
+        return [] if self._events is None else self._events.withdraw()
 
     def reset(self) -> bool:
         return self._native is None or self._native.reset()
