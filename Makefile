@@ -47,7 +47,7 @@ lint: setup ## Formatting, lints, documentation and the direction of dependencie
 	cargo fmt --all --check
 	@printf '\n=== Clippy\n'
 	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked -p tender-tests --features mutants,faults --all-targets -- -D warnings
+	cargo clippy --locked $(MISTAKES) --all-targets -- -D warnings
 	cargo clippy --locked -p tender-daemon -p tender-client --features tender-daemon/loom,tender-client/loom --lib --tests -- -D warnings
 	@printf '\n=== Python and shell\n'
 	.venv/bin/ruff format --check scripts tests/python client/python

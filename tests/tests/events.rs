@@ -2,15 +2,17 @@
 //! the daemon begins anew, and where a policy lets it see a part only.
 #![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tender_client::Credentials;
 use tender_client::events::{EventStream, Position, Start, View, WatchOptions};
+use tender_client::plan::PlanConfig;
+use tender_client::{Credentials, SchedulerSide, TransportChoice};
 use tender_proto::v1::ChunkState;
-use tender_proto::{Coverage, Descriptor, NamespaceDigest};
+use tender_proto::{ChunkId, Coverage, Descriptor, NamespaceDigest};
 use tender_tests::daemon::{Daemon, SLOT_BLOCK_BYTES, Setup};
 use tender_tests::fixture::{self, PART};
 use tender_tests::pattern;
@@ -170,4 +172,54 @@ async fn a_watcher_sees_what_it_may_read_and_starts_over_when_that_changes() {
     fs::write(file.path(), policy("\"write\"")).unwrap();
     tokio::task::block_in_place(|| watcher.until("the end of its right", View::is_empty));
     assert_eq!(watcher.starts, [Start::First, Start::Policy]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scheduler_hears_of_its_namespace_and_forgets_what_a_daemon_had_that_is_gone() {
+    let daemon = Daemon::start(Setup::slots(6)).await;
+    let [mine, other] = two();
+    let session = daemon.client().await.open_registered(&mine).await;
+    session.register(&other).await.unwrap();
+    store(&session, &mine, 1, fixture::full(&mine)).await;
+    let scheduler =
+        SchedulerSide::new(daemon.client_config(TransportChoice::Auto), PlanConfig::default()).unwrap();
+    scheduler.set_descriptor(mine.clone()).unwrap();
+    scheduler.watch().unwrap();
+    let mut held = BTreeMap::new();
+    hear(&scheduler, &mut held, |held| held.contains_key(&fixture::chunk(1)));
+    store(&session, &other, 2, fixture::full(&other)).await;
+    store(&session, &mine, 3, fixture::full(&mine)).await;
+    hear(&scheduler, &mut held, |held| held.contains_key(&fixture::chunk(3)));
+    assert_eq!(held.len(), 2, "nothing of another namespace: {held:?}");
+    daemon.client().await.reset(mine.digest()).await.unwrap();
+    hear(&scheduler, &mut held, BTreeMap::is_empty);
+    store(&session, &mine, 4, fixture::full(&mine)).await;
+    hear(&scheduler, &mut held, |held| held.contains_key(&fixture::chunk(4)));
+    drop(session);
+    daemon.stop().await;
+    hear(&scheduler, &mut held, BTreeMap::is_empty);
+    scheduler.shutdown();
+}
+
+/// Takes changes until this holds.
+fn hear(
+    scheduler: &SchedulerSide,
+    held: &mut BTreeMap<ChunkId, u64>,
+    holds: impl Fn(&BTreeMap<ChunkId, u64>) -> bool,
+) {
+    let give_up = Instant::now() + PATIENCE;
+    while !holds(held) {
+        assert!(Instant::now() < give_up, "{held:?}");
+        let changes = scheduler.take_changes();
+        if changes.forget {
+            held.clear();
+        }
+        for (chunk, coverage) in changes.chunks {
+            match coverage {
+                Some(coverage) => _ = held.insert(chunk, coverage),
+                None => _ = held.remove(&chunk),
+            }
+        }
+        tokio::task::block_in_place(|| std::thread::sleep(Duration::from_millis(5)));
+    }
 }
