@@ -198,23 +198,14 @@ impl RunningApp {
         let stack_slot = Arc::new(OnceLock::new());
         let Guards { access, tls } = Guards::load(&config)?;
         metrics.count_access(&access);
-        let mut admin = None;
-        for door in doors.iter() {
-            let failed = |source| AppError::Bind { place: door.place.to_string(), source };
-            let Some(listener) = door.admin_listener().map_err(failed)? else { continue };
-            let sources = Sources {
-                phase: watched.clone(),
-                metrics: Arc::clone(&metrics),
-                engine: Arc::clone(&slot),
-                stack: Arc::clone(&stack_slot),
-                history: Default::default(),
-                auditing: tokio::sync::Mutex::default(),
-            };
-            admin = Some(
-                Admin::start(listener, sources)
-                    .map_err(|source| AppError::System { what: "the thread that answers probes", source })?,
-            );
-        }
+        let admin = open_admin(&doors, || Sources {
+            phase: watched.clone(),
+            metrics: Arc::clone(&metrics),
+            engine: Arc::clone(&slot),
+            stack: Arc::clone(&stack_slot),
+            history: Default::default(),
+            auditing: tokio::sync::Mutex::default(),
+        })?;
         // The admin thread is joined when it is dropped, and ends with the phase.
         let (resident, stop) = (arena.is_some(), |_: &AppError| _ = phase.send_replace(Phase::Stopped));
         let engine = open_engine(&config, arena).await.inspect_err(stop)?;
@@ -507,6 +498,19 @@ fn raise_open_files() {
 fn affordable_connections() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE)
         .map_or(usize::MAX, |(soft, _)| usize::try_from(soft / 4).unwrap_or(usize::MAX).max(1))
+}
+
+/// Answers probes at the door for them, if there is one.
+fn open_admin(doors: &[Door], sources: impl Fn() -> Sources) -> Result<Option<Admin>, AppError> {
+    let mut admin = None;
+    for door in doors {
+        let failed = |source| AppError::Bind { place: door.place.to_string(), source };
+        let Some(listener) = door.admin_listener().map_err(failed)? else { continue };
+        let started = Admin::start(listener, sources());
+        let failed = |source| AppError::System { what: "the thread that answers probes", source };
+        admin = Some(started.map_err(failed)?);
+    }
+    Ok(admin)
 }
 
 async fn open_engine(config: &Config, arena: Option<File>) -> Result<Arc<Engine>, AppError> {

@@ -9,7 +9,7 @@ use tender_proto::Reason;
 
 use crate::access::policy::DomainQuota;
 use crate::admission::Budget;
-use crate::engine::EngineConfig;
+use crate::engine::Limits as DaemonLimits;
 
 /// A domain's budgets. Its sessions hold it; what they have stored may hold a budget for longer.
 #[derive(Debug)]
@@ -58,27 +58,22 @@ struct Limits {
 /// Those of all domains that have had a session.
 #[derive(Debug)]
 pub(crate) struct Shares {
-    /// Where the policy says nothing.
-    usual: Limits,
     inner: Mutex<Inner>,
 }
 
-#[derive(Default, Debug)]
+#[derive(Debug)]
 struct Inner {
+    /// Where the policy says nothing.
+    usual: Limits,
     quotas: HashMap<Arc<str>, DomainQuota>,
     by_domain: HashMap<Arc<str>, Arc<Share>>,
 }
 
 impl Shares {
     /// For a daemon of this size.
-    pub(crate) fn new(config: &EngineConfig) -> Self {
-        // What one session may have, a domain may have too.
-        let usual = Limits {
-            sessions: (config.max_sessions as u64).div_ceil(2),
-            staging_bytes: (config.max_total_staging_bytes / 2).max(config.max_staging_bytes),
-            inflight_bytes: (config.max_inflight_bytes / 2).max(config.max_session_inflight_bytes),
-        };
-        Self { usual, inner: Mutex::default() }
+    pub(crate) fn new(daemon: &DaemonLimits) -> Self {
+        let (quotas, by_domain) = (HashMap::new(), HashMap::new());
+        Self { inner: Mutex::new(Inner { usual: usual(daemon), quotas, by_domain }) }
     }
 
     /// A domain's. `None` without a policy: then all are one.
@@ -86,30 +81,52 @@ impl Shares {
         if domain.is_empty() {
             return None;
         }
-        let Inner { quotas, by_domain } = &mut *self.inner.lock();
-        let new = || Share::new(self.limits(quotas.get(domain)));
-        Some(Arc::clone(by_domain.entry(Arc::clone(domain)).or_insert_with(new)))
+        let mut inner = self.inner.lock();
+        let limits = inner.limits(domain);
+        Some(Arc::clone(inner.by_domain.entry(Arc::clone(domain)).or_insert_with(|| Share::new(limits))))
     }
 
-    /// From now on. What is taken above it comes back as it ends.
+    /// The policy's quotas from now on. What is taken above them comes back as it ends.
     pub(crate) fn set(&self, quotas: &HashMap<Arc<str>, DomainQuota>) {
         let mut inner = self.inner.lock();
         inner.quotas.clone_from(quotas);
-        for (domain, share) in &inner.by_domain {
-            let limits = self.limits(quotas.get(domain));
+        inner.apply();
+    }
+
+    /// The daemon's own limits from now on.
+    pub(crate) fn set_usual(&self, daemon: &DaemonLimits) {
+        let mut inner = self.inner.lock();
+        inner.usual = usual(daemon);
+        inner.apply();
+    }
+}
+
+impl Inner {
+    fn apply(&self) {
+        for (domain, share) in &self.by_domain {
+            let limits = self.limits(domain);
             share.sessions.set_limit(limits.sessions);
             share.staging.set_limit(limits.staging_bytes);
             share.inflight.set_limit(limits.inflight_bytes);
         }
     }
 
-    fn limits(&self, quota: Option<&DomainQuota>) -> Limits {
-        let quota = quota.copied().unwrap_or_default();
+    fn limits(&self, domain: &str) -> Limits {
+        let quota = self.quotas.get(domain).copied().unwrap_or_default();
         let or = |stated: u64, usual: u64| if stated == 0 { usual } else { stated };
         Limits {
             sessions: or(quota.sessions, self.usual.sessions),
             staging_bytes: or(quota.staging_bytes, self.usual.staging_bytes),
             inflight_bytes: or(quota.inflight_bytes, self.usual.inflight_bytes),
         }
+    }
+}
+
+/// Half of the daemon's; but what one session may have, a domain may have too.
+fn usual(daemon: &DaemonLimits) -> Limits {
+    Limits {
+        sessions: (daemon.max_sessions as u64).div_ceil(2),
+        staging_bytes: (daemon.max_total_staging_bytes / 2).max(daemon.max_staging_bytes),
+        inflight_bytes: (daemon.max_inflight_bytes / 2).max(daemon.max_session_inflight_bytes),
     }
 }

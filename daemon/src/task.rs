@@ -42,6 +42,14 @@ pub(crate) fn aside(name: &'static str, work: impl FnOnce() + Send + 'static) {
     drop(tokio::task::spawn_blocking(move || span.in_scope(work)));
 }
 
+/// Runs work of bounded time that must not stop halfway: it comes to its end even if nobody waits for it any more.
+pub(crate) async fn finish<T: Send + 'static>(
+    name: &'static str,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, JoinError> {
+    tokio::spawn(work.instrument(tracing::debug_span!("work", name))).await
+}
+
 /// Tasks of one kind that come and go; all of them end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Group {

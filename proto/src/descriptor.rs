@@ -283,6 +283,13 @@ impl Descriptor {
                 ));
             }
         }
+        let mut all = self.strings().into_iter().chain([("domain", self.domain.as_str())]);
+        if let Some((name, _)) = all.find(|(_, text)| text.chars().any(char::is_control)) {
+            return Err(malformed(
+                format!("a descriptor whose {name} has control characters"),
+                "names are shown on terminals and in logs: use printable characters",
+            ));
+        }
         if self.domain.len() > MAX_NAME_BYTES {
             return Err(malformed(
                 format!("a descriptor whose domain has {} bytes", self.domain.len()),
@@ -435,6 +442,16 @@ mod tests {
             sample().digest().to_hex(),
             "893c065200bf22bff6ac23333d50629424428daa3b4a07253606924684c63298"
         );
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_refused() {
+        for field in 0..3 {
+            let mut descriptor = sample();
+            let text = [&mut descriptor.model, &mut descriptor.weights, &mut descriptor.domain];
+            text.into_iter().nth(field).unwrap().push_str("\u{1b}[2J");
+            assert_eq!(descriptor.check().unwrap_err().reason, Reason::Malformed, "field {field}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `tender replay` on a piece of a public trace: in an arena that has room for everything it finds exactly what was there
 //! before, and in one that has not, less.
+#![expect(clippy::unwrap_used, reason = "a step of a test that fails is a panic with its place")]
 
 use std::collections::HashSet;
 use std::path::PathBuf;

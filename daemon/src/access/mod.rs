@@ -132,6 +132,12 @@ impl Policy {
         policy
     }
 
+    /// Whether this is a tenant of this very policy: each time it is read, all are made anew.
+    fn knows(&self, tenant: &Arc<Tenant>) -> bool {
+        let all = self.open.iter().chain(&self.tenants).chain(std::iter::once(&self.operators));
+        all.into_iter().any(|own| Arc::ptr_eq(own, tenant))
+    }
+
     fn identify(&self, peer: Option<&Peer>, token: Option<&str>) -> Result<Identity, &'static str> {
         let local_uid = match peer {
             Some(Peer::Local(Some(cred))) => Some(cred.uid()),
@@ -243,6 +249,11 @@ impl Access {
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn open() -> Self {
         Self { path: None, policy: ArcSwap::from_pointee(Policy::open()), audit: Audit::default() }
+    }
+
+    /// Whether the policy is still the one by which this was found out.
+    pub(crate) fn is_current(&self, identity: &Identity) -> bool {
+        self.policy.load().knows(&identity.tenant)
     }
 
     /// Where the policy comes from.

@@ -141,7 +141,7 @@ impl Engine {
             quotas: ArcSwap::default(),
             inflight: Budget::new(config.max_inflight_bytes),
             staging: Budget::new(config.max_total_staging_bytes),
-            shares: Shares::new(&config),
+            shares: Shares::new(&Limits::from(&config)),
             sessions: Sessions::new(config.max_sessions, config.max_session_inflight_bytes),
             namespaces: Namespaces::new(config.max_namespaces, Arc::clone(catalogue)),
             leases: Leases::new(config.max_leases_per_session, catalogue.boot()),
@@ -176,6 +176,7 @@ impl Engine {
         core.limits.store(Arc::new(limits));
         core.inflight.set_limit(limits.max_inflight_bytes);
         core.staging.set_limit(limits.max_total_staging_bytes);
+        core.shares.set_usual(&limits);
         core.sessions.set_limits(limits.max_sessions, limits.max_session_inflight_bytes);
         core.leases.set_limit(limits.max_leases_per_session);
         core.namespaces.set_limit(limits.max_namespaces);

@@ -14,6 +14,7 @@ use super::{Shared, convert, desk, verify};
 use crate::access::Identity;
 use crate::engine::{ResetAnswer, ResetScope};
 use crate::session::draining;
+use crate::task;
 
 #[derive(Clone, Debug)]
 pub(crate) struct AdminService(pub(super) Arc<Shared>);
@@ -42,19 +43,20 @@ impl v1::admin_server::Admin for AdminService {
         let scope = verify::scope_of(&raw.namespace, raw.all, "reset");
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let scope = self.own(&identity, scope).map_err(|no| self.0.refuse_here("reset", no))?;
-        let answer = match (scope, &self.0.stack) {
-            (None, _) => Ok(ResetAnswer::default()),
-            (Some(scope), None) => Ok(self.0.engine.reset(scope)),
-            (Some(scope), Some(stack)) => stack.forget(scope).await,
+        let answer = match scope {
+            None => Ok(ResetAnswer::default()),
+            Some(scope) => {
+                // A caller that goes away must not leave a reset of the arena alone.
+                let forgetting = task::finish("reset", forget(Arc::clone(&self.0), scope));
+                forgetting
+                    .await
+                    .map_err(|error| Status::internal(format!("the reset has stopped: {error}")))?
+            }
         };
         if self.0.engine.is_given_away() {
             // The successor may not know of it: the caller must ask again.
             return Err(self.0.refuse_here("reset", draining()));
         }
-        if let Some(scope) = scope {
-            self.0.engine.tell_reset(scope);
-        }
-        // Also after one that failed: the arena may have forgotten, and clients must learn the epoch.
         let answer = answer.map_err(|no| self.0.refuse_here("reset", no))?;
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,
@@ -105,6 +107,19 @@ impl v1::admin_server::Admin for AdminService {
     }
 }
 
+/// Forgets everywhere, and tells the clients also after what failed: the arena may have forgotten, and they must learn the
+/// epoch.
+async fn forget(shared: Arc<Shared>, scope: ResetScope) -> Result<ResetAnswer, Refusal> {
+    let answer = match &shared.stack {
+        None => Ok(shared.engine.reset(scope)),
+        Some(stack) => stack.forget(scope).await,
+    };
+    if !shared.engine.is_given_away() {
+        shared.engine.tell_reset(scope);
+    }
+    answer
+}
+
 impl AdminService {
     /// The caller, who must be an operator.
     fn operator<T>(&self, call: &'static str, request: &Request<T>) -> Result<Identity, Status> {
@@ -122,7 +137,7 @@ impl AdminService {
         call: &'static str,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        crate::task::blocking(call, work).await.map_err(|_| {
+        task::blocking(call, work).await.map_err(|_| {
             let no = Refusal::new(Reason::Internal, "the call", "try again; the daemon's log says more");
             self.0.refuse_here(call, no)
         })

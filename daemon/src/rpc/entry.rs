@@ -228,7 +228,8 @@ mod tests {
 
     #[test]
     fn the_longest_item_of_every_list_fits_its_share() {
-        let chunk = Some(v1::ChunkId { group: u32::MAX, hash: vec![0xff; 32].into() });
+        let id = v1::ChunkId { group: u32::MAX, hash: vec![0xff; 32].into() };
+        let chunk = Some(id.clone());
         let list = |item: usize| item + 1 + prost::length_delimiter_len(item);
         let reserve =
             v1::ReserveItem { chunk: chunk.clone(), part: u32::MAX, coverage: u64::MAX, bytes: u64::MAX };
@@ -241,8 +242,7 @@ mod tests {
         };
         let offered =
             v1::OfferedChunk { chunk: chunk.clone(), coverage: u64::MAX, fingerprint: vec![0xff; 8].into() };
-        for longest in
-            [reserve.encoded_len(), commit.encoded_len(), offered.encoded_len(), chunk.unwrap().encoded_len()]
+        for longest in [reserve.encoded_len(), commit.encoded_len(), offered.encoded_len(), id.encoded_len()]
         {
             assert!(list(longest) <= CHUNK_BYTES, "{longest}");
         }

@@ -77,8 +77,9 @@ impl Generations {
 
     /// The generation of what is stored in this local epoch; `None` while that is not known, or for an epoch that is over.
     pub(crate) fn of(&self, namespace: NamespaceDigest, epoch: u32) -> Option<u64> {
-        let now = self.house.namespace(namespace)?.epoch;
         let mut state = self.state.lock();
+        // Under the lock: an epoch of before a reset that is being learnt would pass for one that has begun anew.
+        let now = self.house.namespace(namespace)?.epoch;
         let since = *state.since.get(&namespace)?;
         if !reaches(now, since) {
             // The namespace was forgotten and has begun anew: everything in it is younger than what is known.
@@ -107,6 +108,10 @@ impl Generations {
     /// The directory or the store says so. If that is news, this daemon's chunks are forgotten when this returns; it is
     /// brought to its end even if nobody waits for it.
     pub(crate) async fn learn(self: &Arc<Self>, namespace: NamespaceDigest, seen: u64) -> Learned {
+        if seen >= GENERATION_END {
+            tracing::warn!(%namespace, generation = seen, "no reset has such a number; what says so is damaged");
+            return Learned::Same;
+        }
         if self.is_known(namespace, seen) {
             return Learned::Same;
         }
@@ -153,11 +158,11 @@ impl Generations {
                 return Learned::Same;
             }
         }
+        let mut state = self.state.lock();
         let Some(now) = self.house.namespace(namespace) else {
             // Nobody here has it; whoever registers it begins with nothing of it.
             return if seen < highest { Learned::Lost(highest) } else { Learned::Same };
         };
-        let mut state = self.state.lock();
         if news && state.highest.get(&namespace).is_none_or(|&known| known < seen) {
             state.highest.insert(namespace, seen);
             state.since.insert(namespace, now.epoch);
@@ -187,6 +192,9 @@ impl Generations {
     }
 }
 
+/// Numbers are times of day in ms and little more: from here on they are damage, and learnt they would never be overtaken.
+pub(crate) const GENERATION_END: u64 = 1 << 48;
+
 /// Of the time of day.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -202,7 +210,8 @@ fn read(file: &Path) -> HashMap<NamespaceDigest, u64> {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = |line: &str| {
         let (namespace, generation) = line.split_once(' ')?;
-        Some((NamespaceDigest::parse_hex(namespace).ok()?, generation.parse().ok()?))
+        let generation = generation.parse().ok().filter(|&generation| generation < GENERATION_END)?;
+        Some((NamespaceDigest::parse_hex(namespace).ok()?, generation))
     };
     text.lines().filter_map(line).collect()
 }

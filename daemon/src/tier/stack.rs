@@ -191,6 +191,10 @@ impl Stack {
     pub(crate) async fn forget_here(&self, namespace: NamespaceDigest) -> Result<(), String> {
         let inner = &self.inner;
         let Some(running) = inner.running.read().clone() else { return Err("the daemon ends".to_owned()) };
+        if running.house.namespace(namespace).is_none() {
+            // Nothing of it is here; a reset would look through the whole index to find that out.
+            return Ok(());
+        }
         let _barred = inner.calls.bar(Some(namespace));
         running.house.engine().reset(ResetScope::One(namespace));
         let Some(now) = running.house.namespace(namespace) else { return Ok(()) };

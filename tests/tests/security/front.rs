@@ -92,7 +92,8 @@ async fn one_host_has_its_part_of_the_places() {
     let network = Target::Tcp(daemon.tcp_port());
     let one = RawClient::connect(&network).await.unwrap();
     let two = RawClient::connect(&network).await.unwrap();
-    (one.ping().await.unwrap(), two.ping().await.unwrap());
+    one.ping().await.unwrap();
+    two.ping().await.unwrap();
     is_closed(TcpStream::connect(daemon.tcp_port()).await.unwrap()).await;
     assert_eq!(daemon.metric(&turned_away("network", "full_of_peer")).await, 1);
     // All engines of a host may be one user.

@@ -19,12 +19,10 @@ use tender_proto::NamespaceDigest;
 
 use super::layout;
 use super::store::{Store, StoreError};
-use crate::tier::generations::now_ms;
+use crate::tier::generations::{GENERATION_END, now_ms};
 
 /// A reset by another daemon is seen by `find` this much later at most; `fetch` always asks.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
-/// Numbers are milliseconds since 1970, or little more. What is higher was written by something else.
-const MOST: u64 = 1 << 48;
 /// How far the number for all lies ahead of the time: no daemon's clock is so wrong.
 const AHEAD_MS: u64 = 1 << 40;
 /// By how much a reset of everything raises it: there are fewer resets of one namespace in between.
@@ -64,7 +62,7 @@ impl FromStr for Generation {
         let digits =
             text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         let number = u128::from_str_radix(text, 16).ok().filter(|_| digits).ok_or(NoGeneration)?;
-        Some(Self(number.to_be_bytes())).filter(|read| read.number() < MOST).ok_or(NoGeneration)
+        Some(Self(number.to_be_bytes())).filter(|read| read.number() < GENERATION_END).ok_or(NoGeneration)
     }
 }
 
@@ -179,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_generation_reads_back_and_nothing_else_is_one() {
-        for number in [0, 1_790_000_000_000, MOST - 1] {
+        for number in [0, 1_790_000_000_000, GENERATION_END - 1] {
             let generation = Generation::of(number);
             assert_eq!(generation.to_string().parse(), Ok(generation));
             assert_eq!(generation.number(), number);
