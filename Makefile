@@ -64,7 +64,7 @@ test-kernels: setup ## Compile the CUDA kernels for every architecture; no GPU i
 test-rust: ## Unit, property, behaviour and documentation tests of all crates
 	@printf '\n=== Rust tests\n'
 ifeq ($(NEXTEST),yes)
-	# With the programs, which some tests run: built alone, each would need its dependencies with other features.
+	@# With the programs, which some tests run: built alone, each would need its dependencies with other features.
 	cargo build --locked $(CRATES) --tests --bins
 	TENDER_TESTS_BUILT=1 cargo nextest run --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'

@@ -69,7 +69,7 @@ install_system_packages() {
         fi
         as_root=(sudo -n)
     fi
-    command -v apt-get >/dev/null || fail "system packages are missing, named as in Debian: ${missing[*]}" \
+    command -v apt-get >/dev/null || fail "system packages are missing, named as in Debian 12, where this was tried: ${missing[*]}" \
         "install what your distribution calls them"
     note "installing ${missing[*]}"
     "${as_root[@]}" apt-get update -qq

@@ -50,7 +50,7 @@ impl Address {
             .ok_or_else(|| Self::refuse(text, "write host and port: tcp://host:port"))?;
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         if bare.is_none() && host.contains([':', '[', ']']) {
-            return Err(Self::refuse(text, "put an IPv6 address into brackets: tcp://[::1]:7070"));
+            return Err(Self::refuse(text, "put an IPv6 address into brackets: tcp://[::1]:9471"));
         }
         let host = bare.unwrap_or(host);
         if host.is_empty() || host.contains(['/', '@', '?', '#', ' ']) {

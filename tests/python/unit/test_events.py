@@ -62,16 +62,35 @@ class Router:
         self.parents = {}
 
     def hear(self, told):
+        after = self._after(told)
         for event in told:
+            parent = None
+            if isinstance(event, BlockStored):
+                parent = event.parent_block_hash
             for block_hash in event.block_hashes:
                 name = (event.group_idx, block_hash)
                 if isinstance(event, BlockStored):
                     assert name not in self.blocks, "told twice"
+                    before = (event.group_idx, parent)
+                    assert before in self.blocks or before not in after, "its parent is told after it"
                     self.blocks.add(name)
+                    self.parents[name] = before
+                    parent = block_hash
                 else:
                     self.blocks.remove(name)
+                    children = {child for child in self.blocks - after if self.parents[child] == name}
+                    assert not children, "its children are taken back after it"
+        assert self.blocks == after
         # As it goes over the wire.
         KVEventBatch(ts=0.0, events=list(told))
+
+    def _after(self, told):
+        """What is there when all of it was heard."""
+        blocks = set(self.blocks)
+        for event in told:
+            names = {(event.group_idx, block_hash) for block_hash in event.block_hashes}
+            blocks = blocks | names if isinstance(event, BlockStored) else blocks - names
+        return blocks
 
 
 def test_a_chunk_is_told_when_the_daemon_has_it_and_it_is_known_what_it_is():
@@ -95,7 +114,22 @@ def test_a_chunk_is_told_when_the_daemon_has_it_and_it_is_known_what_it_is():
     assert (window.group_idx, window.block_size, window.kv_cache_spec_sliding_window) == (0, 8, 16)
     (removed,) = told.take(False, [(0, keys[0][1], None)])
     assert isinstance(removed, BlockRemoved)
-    assert (removed.block_hashes, removed.group_idx, removed.medium) == (stored.block_hashes, 1, "CPU")
+    assert (removed.block_hashes, removed.group_idx, removed.medium) == (stored.block_hashes[::-1], 1, "CPU")
+
+
+def test_parents_are_told_before_their_children_and_taken_back_after_them():
+    tokens = list(range(40))
+    request, keys = _request(tokens), _keys(tokens)
+    told = _events()
+    told.describe(request, keys)
+    chunks = [(0, key, _FULL) for key in keys[0]]
+    random.Random(5).shuffle(chunks)
+    stored = told.take(False, chunks)
+    blocks = [maybe_convert_block_hash(name) for name in request.block_hashes]
+    assert [name for event in stored for name in event.block_hashes] == blocks
+    assert [event.parent_block_hash for event in stored] == [None, *blocks[1:-1:2]]
+    removed = told.take(True, [])
+    assert [name for event in removed for name in event.block_hashes] == blocks[::-1]
 
 
 def test_what_another_engine_stored_is_told_once_a_request_says_what_it_is():
@@ -133,7 +167,7 @@ def test_adapters_of_one_content_and_two_names_are_told_by_both_names():
 
 
 def test_a_router_knows_what_the_daemon_holds_after_any_history(monkeypatch):
-    monkeypatch.setattr(events, "_DESCRIBED_CHUNKS", 30)
+    monkeypatch.setattr(events, "_DESCRIBED_TOKENS", 30 * 8)
     rng = random.Random(3)
     told, router = _events(), Router()
     prompts = [[rng.randrange(2) for _ in range(rng.choice((8, 16, 29)))] for _ in range(12)]
@@ -169,6 +203,8 @@ def test_a_router_knows_what_the_daemon_holds_after_any_history(monkeypatch):
                     (1 - group, maybe_convert_block_hash(name)) for at, name in enumerate(names) if coverage >> at & 1
                 }
         assert router.blocks == expected
+        tokens = [len(it.token_ids) for names in told._described.values() for it in names.values()]
+        assert sum(tokens) == told._described_tokens <= 30 * 8
         fresh = {key for key in held if key in told._described and told._described[key]}
         assert fresh <= told._announced.keys(), "what is known and there is told"
         assert told._announced.keys() <= held.keys(), "what is not there is not told"

@@ -407,6 +407,18 @@ fn daemons_know_each_other_by_a_name_of_their_certificate() {
 }
 
 #[test]
+fn all_connections_of_an_engine_come_to_one_daemon_of_a_pool() {
+    for folder in ["overlays/shared", "overlays/shared-external"] {
+        let overlay = Overlay::load(folder);
+        let service = overlay.services.iter().find(|s| s.metadata.name.as_deref() == Some("tenderd-engines"));
+        let spec = service.expect("the service of engines").spec.as_ref().unwrap();
+        assert_eq!(spec.session_affinity.as_deref(), Some("ClientIP"), "{folder}");
+        let by_address = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+        assert_eq!(by_address.and_then(|it| it.timeout_seconds), Some(86_400), "{folder}");
+    }
+}
+
+#[test]
 fn services_budgets_policies_and_scrapes_find_their_pods() {
     for overlay in overlays() {
         let name = &overlay.folder;
@@ -423,7 +435,8 @@ fn services_budgets_policies_and_scrapes_find_their_pods() {
             let by = budget.spec.as_ref().unwrap().selector.as_ref().unwrap().match_labels.clone().unwrap();
             assert!(!overlay.selected(&by).is_empty(), "{name}: a budget of nobody");
         }
-        assert!(!overlay.budgets.is_empty(), "{name}");
+        // A budget counts by its workload's scale, which a DaemonSet does not have.
+        assert_eq!(overlay.budgets.is_empty(), name == "overlays/node", "{name}");
         for policy in &overlay.policies {
             let spec = policy.spec.as_ref().unwrap();
             let pods = overlay.selected(&spec.pod_selector.as_ref().unwrap().match_labels.clone().unwrap());

@@ -109,7 +109,7 @@ pub(super) struct Settings {
     /// root only, whatever the mode.
     #[arg(long, value_name = "MODE", env = "TENDERD_SOCKET_MODE")]
     pub(super) socket_mode: Option<FileMode>,
-    /// Answer HTTP GET /live, /ready and /metrics here, for example 127.0.0.1:7071. It has its own thread, so bulk
+    /// Answer HTTP GET /live, /ready and /metrics here, for example 127.0.0.1:9470. It has its own thread, so bulk
     /// work does not delay it. /audit recounts all that is held: it takes time by the number of chunks, and is exact
     /// while nobody is at work.
     #[arg(long, value_name = "HOST:PORT", env = "TENDERD_ADMIN")]

@@ -6,13 +6,18 @@ both are known, so nothing is announced that failed to be stored, and what was a
 
 vLLM's `AllBlocksCleared` is never told: to a router it means the GPU's blocks too. A reset of Tender takes back each
 chunk.
+
+Routers refuse a block whose parent they do not know. So what is told at one time is in the order of its place in the
+prompt: parents before children, and what is taken back the other way round.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
@@ -29,8 +34,9 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.tender_kv.events")
 
-# Chunks of which it is known what they are to a router; each holds its tokens, some kilobytes.
-_DESCRIBED_CHUNKS = 65_536
+# Tokens in the chunks of which it is known what they are to a router. With the hashes of blocks of 16 tokens they take
+# some 80 MB in chunks of 512 tokens, 140 MB in chunks of 64.
+_DESCRIBED_TOKENS = 8_000_000
 
 _Key = tuple[int, bytes]
 """Tender's group and chain hash of a chunk."""
@@ -53,11 +59,18 @@ class _Described:
     """What a chunk is to a router. Equal bytes have several names where adapters differ in name only."""
 
     shape: _Shape
+    first_block: int
+    """Its place in the prompt, in blocks of its group."""
     block_hashes: tuple[Any, ...]
     parent: Any | None
-    token_ids: tuple[int, ...]
+    token_ids: array[int]
     lora_id: int | None
     lora_name: str | None
+
+
+_Placed = tuple[int, KVCacheEvent]
+"""An event and its place among those of one time, least first: where a run begins that came, and below zero where one
+ended that is gone."""
 
 
 def wanted(config: VllmConfig) -> bool:
@@ -74,6 +87,7 @@ class KvEvents:
         self._shapes = [self._shape(group, blocks, cache) for group, blocks in zip(groups, chunk_blocks, strict=True)]
         self._locality = "LOCAL" if local else "REMOTE"
         self._described: OrderedDict[_Key, dict[Any, _Described]] = OrderedDict()
+        self._described_tokens = 0
         self._resident: dict[_Key, int] = {}
         self._announced: dict[_Key, dict[Any, tuple[_Described, int]]] = {}
         # Chunks that part in their middle have blocks in common: such a block is told once, and gone with the last.
@@ -121,26 +135,29 @@ class KvEvents:
         adapter = request.lora_request
         names[name] = _Described(
             shape=shape,
+            first_block=index * shape.blocks_per_chunk,
             block_hashes=tuple(
                 resolve_block_hashes(request.block_hashes[first:end], self._tokens_per_hash, shape.tokens_per_block)
             ),
             parent=request.block_hashes[first - 1] if first else None,
-            token_ids=tuple(request.all_token_ids[index * tokens : (index + 1) * tokens]),
+            token_ids=array("I", request.all_token_ids[index * tokens : (index + 1) * tokens]),
             lora_id=None if adapter is None else adapter.adapter_id,
             lora_name=None if adapter is None else adapter.name,
         )
+        self._described_tokens += tokens
         if key in self._resident:
             self._to_tell.add(key)
-        while len(self._described) > _DESCRIBED_CHUNKS:
-            self._described.popitem(last=False)
+        while self._described_tokens > _DESCRIBED_TOKENS:
+            _, forgotten = self._described.popitem(last=False)
+            self._described_tokens -= sum(len(described.token_ids) for described in forgotten.values())
 
     def take(self, forget: bool, changes: Iterable[tuple[int, bytes, int | None]]) -> list[KVCacheEvent]:
         """The daemon's changes as events: first everything is forgotten, if so; a coverage of None is a chunk that is
         gone."""
-        events: list[KVCacheEvent] = []
+        events: list[_Placed] = []
         try:
             if self._off:
-                return self._take_back_all()
+                return self.withdraw()
             if forget:
                 events += self._take_back_all()
                 self._resident.clear()
@@ -162,11 +179,11 @@ class KvEvents:
                     events += self._announce(key, self._resident[key])
         except Exception:
             self._fault()
-        return events
+        return _in_order(events)
 
-    def _announce(self, key: _Key, coverage: int) -> Iterable[KVCacheEvent]:
+    def _announce(self, key: _Key, coverage: int) -> list[_Placed]:
         announced = self._announced.get(key, {})
-        events = []
+        events: list[_Placed] = []
         # What was announced is known for as long as it is there.
         names = {name: described for name, (described, _) in announced.items()}
         names.update(self._described.get(key, {}))
@@ -174,7 +191,7 @@ class KvEvents:
             _, told = announced.get(name, (described, 0))
             fresh = self._hold(described, coverage & ~told)
             for first, end in _runs(fresh, described.shape.blocks_per_chunk):
-                events.append(self._stored(described, first, end))
+                events.append((described.first_block + first, self._stored(described, first, end)))
             if coverage & ~told:
                 announced[name] = (described, coverage | told)
         if announced:
@@ -191,15 +208,15 @@ class KvEvents:
             self._holders[name] = self._holders.get(name, 0) + 1
         return fresh
 
-    def _release(self, described: _Described, coverage: int) -> list[Any]:
-        """The hashes of those of the covered blocks that no other chunk has."""
-        gone = []
+    def _release(self, described: _Described, coverage: int) -> int:
+        """Those of the covered blocks that no other chunk has."""
+        gone = 0
         for block in _covered(coverage, described.shape.blocks_per_chunk):
             name = (described.shape.group_idx, described.block_hashes[block])
             self._holders[name] -= 1
             if not self._holders[name]:
                 del self._holders[name]
-                gone.append(maybe_convert_block_hash(described.block_hashes[block]))
+                gone |= 1 << block
         return gone
 
     def _stored(self, described: _Described, first: int, end: int) -> BlockStored:
@@ -209,7 +226,7 @@ class KvEvents:
         return BlockStored(
             block_hashes=[maybe_convert_block_hash(block_hash) for block_hash in hashes[first:end]],
             parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
-            token_ids=list(described.token_ids[first * block : end * block]),
+            token_ids=described.token_ids[first * block : end * block].tolist(),
             block_size=block,
             lora_id=described.lora_id,
             medium=MEDIUM_CPU,
@@ -220,22 +237,24 @@ class KvEvents:
             locality=self._locality,
         )
 
-    def _take_back(self, key: _Key) -> Iterable[KVCacheEvent]:
+    def _take_back(self, key: _Key) -> Iterator[_Placed]:
         for described, told in self._announced.pop(key, {}).values():
-            if gone := self._release(described, told):
-                yield BlockRemoved(
-                    block_hashes=gone,
+            gone = self._release(described, told)
+            for first, end in _runs(gone, described.shape.blocks_per_chunk):
+                removed = BlockRemoved(
+                    block_hashes=[maybe_convert_block_hash(it) for it in reversed(described.block_hashes[first:end])],
                     medium=MEDIUM_CPU,
                     group_idx=described.shape.group_idx,
                     locality=self._locality,
                 )
+                yield -(described.first_block + end), removed
 
     def withdraw(self) -> list[KVCacheEvent]:
         """Takes back all that was announced, for good: this engine no longer loads anything."""
         self._off = True
-        return self._take_back_all()
+        return _in_order(self._take_back_all())
 
-    def _take_back_all(self) -> list[KVCacheEvent]:
+    def _take_back_all(self) -> list[_Placed]:
         return [event for key in list(self._announced) for event in self._take_back(key)]
 
     def _fault(self) -> None:
@@ -245,6 +264,10 @@ class KvEvents:
 
 def _covered(coverage: int, blocks: int) -> Iterable[int]:
     return (block for block in range(blocks) if coverage >> block & 1)
+
+
+def _in_order(events: Iterable[_Placed]) -> list[KVCacheEvent]:
+    return [event for _, event in sorted(events, key=itemgetter(0))]
 
 
 def _runs(coverage: int, blocks: int) -> Iterable[tuple[int, int]]:
