@@ -108,7 +108,7 @@ impl HostPort {
 impl FromStr for HostPort {
     type Err = Unreadable;
     fn from_str(text: &str) -> Result<Self, Unreadable> {
-        let advice = "write HOST:PORT, for example 127.0.0.1:7070 or [::1]:7070";
+        let advice = "write HOST:PORT, for example 127.0.0.1:9470 or [::1]:9470";
         let (host, port) = text.rsplit_once(':').ok_or_else(|| unreadable(text, advice))?;
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
         let plain = !host.is_empty() && !host.contains([':', '/', '[', ']', ' ']);
