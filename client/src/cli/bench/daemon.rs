@@ -70,7 +70,10 @@ impl Drop for Daemon {
         // A private daemon has nothing to drain.
         _ = self.child.kill();
         _ = self.child.wait();
-        _ = std::fs::remove_file(format!("/dev/shm/tender-bench-{}.arena", std::process::id()));
+        // Killed, it leaves the socket where a successor would ask, too.
+        for beside in ["", ".takeover"] {
+            _ = std::fs::remove_file(format!("/dev/shm/tender-bench-{}.arena{beside}", std::process::id()));
+        }
         _ = std::fs::remove_dir_all(&self.dir);
     }
 }
