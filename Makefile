@@ -68,7 +68,7 @@ ifeq ($(NEXTEST),yes)
 	cargo build --locked $(CRATES) --tests --bins
 	TENDER_TESTS_BUILT=1 cargo nextest run --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
-	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
+	TENDER_TESTS_BUILT=1 cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
 	cargo test --locked $(MISTAKES) --lib -- every_rule_of_order tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked $(LOOM) --lib models::
@@ -78,7 +78,7 @@ else
 	cargo build --locked $(CRATES) --tests --bins
 	TENDER_TESTS_BUILT=1 cargo test --locked $(CRATES) --no-fail-fast
 	@printf '\n=== Tests of the oracle, of the order of copies, and faults inside the daemon\n'
-	cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
+	TENDER_TESTS_BUILT=1 cargo test --locked $(MISTAKES) --test oracle_mutants --test faults
 	cargo test --locked $(MISTAKES) --lib -- every_rule_of_order tier::disk::faults
 	@printf '\n=== Models of what threads share\n'
 	cargo test --locked $(LOOM) --lib models::
