@@ -50,7 +50,7 @@ def test_engines_on_two_hosts_share_a_system_prompt_whatever_befalls_the_network
         assert_same_answers(plain, side)
     first = {name: reader.cached(f"{name}40")[f"{name}40"] for name in NEIGHBOUR_SETS}
     print(f"tokens from the other host, by what befell the network: {first}")
-    # Fetches are waited for only as long as they are expected to be faster than computing, and this model computes fast.
+    # Fetches are waited for only while they are expected to be faster than computing, and this model computes fast.
     # On a quiet machine the first set comes whole; that later ones come again is what tests/tests/hosts.rs shows.
     assert 0 < first["calm"] <= SYSTEM_TOKENS, first
     for name in ("silent", "orphaned"):
