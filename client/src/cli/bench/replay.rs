@@ -47,8 +47,8 @@ pub(in crate::cli) struct Replay {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1000,2000,5000,10000,20000,50000",
           value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     arena_chunks: Vec<u64>,
-    /// Bytes of a chunk. What is found does not depend on it; small chunks need little memory.
-    #[arg(long, default_value = "16KiB", value_name = "SIZE")]
+    /// Bytes of a chunk. What is found does not depend on it from 32 KiB on; an arena has no places for as many smaller ones.
+    #[arg(long, default_value = "32KiB", value_name = "SIZE")]
     chunk_size: ByteSize,
     /// Only so many requests from the beginning of the trace.
     #[arg(long, value_name = "COUNT")]
