@@ -420,17 +420,7 @@ impl Index {
                 drop(shard);
                 shard = self.lock(shard_index);
             }
-            let entry = shard.slab.get(slot)?;
-            let (hash, namespace, chunk) =
-                (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
-            self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
-            self.note_removal(entry, Reason::Evicted);
-            let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
-            shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
-            shard.remove_if_empty(slot, hash);
-            drop(shard);
-            namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            return version.map(|_freed| Evicted { namespace: namespace.digest, chunk });
+            return self.evict(shard, Place { shard: shard_index, slot });
         }
         None
     }
@@ -451,23 +441,15 @@ impl Index {
         };
         let shards = || (0..).map(ShardIndex).take(SHARDS);
         while let Some((used_at, shard_index, slot)) = shards().filter_map(|shard| oldest(&shard)).min() {
-            let mut shard = self.lock(shard_index);
+            let shard = self.lock(shard_index);
             // Somebody may have used, pinned or evicted it since; then look again.
-            let same = |entry: &&Entry| {
+            let same = |entry: &Entry| {
                 let evictable = entry.ready.is_some() && entry.pins == 0;
                 evictable && entry.used_at == used_at && entry.namespace.descriptor.domain == domain
             };
-            let Some(entry) = shard.slab.get(slot).filter(same) else { continue };
-            let (hash, namespace, chunk) =
-                (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
-            self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
-            self.note_removal(entry, Reason::Evicted);
-            let version = shard.retire(Place { shard: shard_index, slot }, &self.recency);
-            shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
-            shard.remove_if_empty(slot, hash);
-            drop(shard);
-            namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            return version.map(|_freed| Evicted { namespace: namespace.digest, chunk });
+            if shard.slab.get(slot).is_some_and(same) {
+                return self.evict(shard, Place { shard: shard_index, slot });
+            }
         }
         None
     }
@@ -479,6 +461,20 @@ impl Index {
     /// How long evicted chunks had not been used, in seconds.
     pub(crate) fn evicted_ages(&self) -> Spread {
         self.evicted_ages.spread()
+    }
+
+    /// Takes a chunk out of its shard, which is locked until its memory goes; `None` if nothing is there any more.
+    fn evict(&self, mut shard: MutexGuard<'_, Shard>, place: Place) -> Option<Evicted> {
+        let entry = shard.slab.get(place.slot)?;
+        let (hash, namespace, chunk) = (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
+        self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
+        self.note_removal(entry, Reason::Evicted);
+        let version = shard.retire(place, &self.recency);
+        shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));
+        shard.remove_if_empty(place.slot, hash);
+        drop(shard);
+        namespace.counters.evicted_chunks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        version.map(|_freed| Evicted { namespace: namespace.digest, chunk })
     }
 
     /// Arena bytes that evicting everything evictable would free.
