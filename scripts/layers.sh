@@ -30,7 +30,8 @@ forbid_words() {
 
 section "Layers"
 forbid tender-proto 'tender-.*|pyo3|cudarc' "the contract stands alone"
-forbid tender-kernels 'tender-.*|pyo3|tonic|tokio' "kernels know memory and nothing else"
+forbid tender-memory '.*' "it copies bytes"
+forbid tender-kernels 'tender-(proto|daemon|client|kv|tests)|pyo3|tonic|tokio' "kernels know memory and nothing else"
 forbid tender-daemon 'tender-(client|kernels|kv|tests)|pyo3|cudarc' "the daemon has no engine, no GPU and no Python in it"
 forbid tender-daemon 'fail|loom' "faults and models are for tests; the daemon that ships has neither"
 forbid tender-client 'loom' "models are for tests"

@@ -58,6 +58,17 @@ impl Rank {
     }
 }
 
+/// Hashing and storing wait for nobody's answer: where processors are short, the engine's own work comes first, a gather
+/// that it waits for included.
+const STORE_NICENESS: i32 = 10;
+
+/// Of the calling thread alone: on Linux a niceness is a thread's.
+fn give_way() {
+    if let Err(error) = rustix::process::setpriority_process(None, STORE_NICENESS) {
+        tracing::debug!(%error, "stores compete with the engine for its processors");
+    }
+}
+
 impl WorkerSide {
     /// Starts a worker over host memory. The layout says which parts of the chunks this rank holds; their blocks must
     /// have the sizes that the descriptor gives those parts. It does not wait for the daemon.
@@ -131,7 +142,10 @@ impl WorkerSide {
         }
         for _ in 0..config.store_threads {
             let saver = Arc::clone(&self.saver);
-            self.start("tender-store", move || saver.work())?;
+            self.start("tender-store", move || {
+                give_way();
+                saver.work();
+            })?;
         }
         Ok(())
     }

@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use tender_memory::Stream;
+
 use crate::page_map::{MapError, Move, PageMap, Segment};
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -23,11 +25,10 @@ pub unsafe fn gather(map: &PageMap, moves: &[Move], packed: &mut [u8]) -> Result
     check(map, moves, packed.len())?;
     let whole = 0..packed.len() as u64;
     let packed = packed.as_mut_ptr();
+    let mut stream = Stream::new();
     for_each_run(map, moves, whole, |page, at, len| {
         // SAFETY: the caller vouches for the page's bytes; at + len lies in `packed`, which no page overlaps.
-        unsafe {
-            std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(page), packed.add(at), len)
-        };
+        unsafe { stream.copy(std::ptr::with_exposed_provenance(page), packed.add(at), len) };
     });
     Ok(())
 }
@@ -62,11 +63,10 @@ pub unsafe fn scatter_range(
         return Err(MapError::Overflow);
     }
     let piece = piece.as_ptr();
+    let mut stream = Stream::new();
     for_each_run(map, moves, offset_bytes..end, |page, at, len| {
         // SAFETY: the caller vouches for the page's bytes; at + len lies in `piece`, which no page overlaps.
-        unsafe {
-            std::ptr::copy_nonoverlapping(piece.add(at), std::ptr::with_exposed_provenance_mut(page), len);
-        };
+        unsafe { stream.copy(piece.add(at), std::ptr::with_exposed_provenance_mut(page), len) };
     });
     Ok(())
 }

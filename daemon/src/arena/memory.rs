@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 
+use tender_memory::Stream;
 use tender_proto::shm::{Mapping, OutOfRange};
 
 use crate::sync::{Planted, RwLock, RwLockReadGuard, killed, planted};
@@ -144,6 +145,16 @@ impl Writing<'_> {
     /// Copies bytes in.
     pub(crate) fn copy_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), OutOfRange> {
         if killed() { Ok(()) } else { self.map.copy_in(offset_bytes, from) }
+    }
+    /// The same past the caches, for bytes that nobody reads soon.
+    pub(crate) fn stream_in(&self, offset_bytes: u64, from: &[u8]) -> Result<(), OutOfRange> {
+        if killed() {
+            return Ok(());
+        }
+        let to = self.map.address_mut(offset_bytes, from.len())?;
+        // SAFETY: the range lies in the mapping, and `from` is borrowed, so it is nothing that is written to.
+        unsafe { Stream::new().copy(from.as_ptr(), to, from.len()) };
+        Ok(())
     }
     /// Copies bytes of another mapping in.
     pub(crate) fn copy_from(

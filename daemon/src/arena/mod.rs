@@ -262,7 +262,7 @@ impl Arena {
     pub(crate) fn write(&self, extent: &mut Extent, at: u64, from: &[u8]) -> Result<(), WriteError> {
         self.check(extent, at, from.len() as u64);
         let writing = self.map.writing().ok_or(WriteError::GivenAway)?;
-        Ok(writing.copy_in(self.file_offset(extent) + at, from)?)
+        Ok(writing.stream_in(self.file_offset(extent) + at, from)?)
     }
     /// Copies bytes of another mapping into an extent; the range must lie inside it.
     pub(crate) fn write_from(

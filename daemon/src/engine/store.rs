@@ -360,7 +360,10 @@ impl PartWriter {
         let claim = self.held.claim.as_mut().ok_or(Reason::Internal)?;
         fault::check(Fault::PartWrite).map_err(|_| Reason::Internal)?;
         core.arena.write(&mut claim.extent, at, bytes).map_err(|error| no_write(error, Reason::Internal))?;
-        self.hash(at, bytes.len() as u64)
+        // Nobody can change them, and they are in the caches, where the arena's copy is not.
+        self.hasher.update(bytes);
+        self.written_bytes = at + bytes.len() as u64;
+        Ok(())
     }
 
     fn copy_from(&mut self, staging: &Staging, from: u64) -> Result<(), Reason> {

@@ -76,6 +76,7 @@ pub(super) fn worker(
         client_name: "tender-bench".into(),
         // A little more than a round, since slots are rounded up.
         staging_bytes: ByteSize(bytes as u64 + (bytes / 8) as u64),
+        gather_budget: PATIENCE,
         load_deadline: PATIENCE,
         store_deadline: PATIENCE,
         ..ClientConfig::new(address.clone())
