@@ -73,7 +73,7 @@ pub(super) const DIRECTORY_TIMEOUT: Span = Span(Duration::from_millis(500));
 /// A core of the store takes about ten times as many.
 pub(super) const DIRECTORY_PUBLISH_RATE: usize = 20_000;
 
-/// The better one at nearly all sizes of both traces in docs/benchmarks.md.
+/// It finds more at nearly all sizes of both traces in docs/benchmarks.md.
 pub(super) const EVICTION: Eviction = Eviction::TwoQueue;
 
 /// In-flight bytes are arena that holds nothing of use yet: half of it at most.

@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn who_knows_what_comes_keeps_what_is_used_next() {
         let load: [&[u64]; 6] = [&[1], &[2], &[3], &[1], &[2], &[1]];
-        assert_eq!(found("lru", 2, &load), 0);
-        assert_eq!(found("farthest", 2, &load), 2);
+        assert_eq!(found("lru", 2, &load), 1);
+        assert_eq!(found("farthest", 2, &load), 3);
     }
 }
