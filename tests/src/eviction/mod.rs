@@ -55,22 +55,20 @@ pub fn arena(policy: &str, room: usize, requests: &[Vec<u64>]) -> Option<Box<dyn
 pub fn replay(arena: &mut dyn Arena, requests: &[Vec<u64>]) -> (u64, u64) {
     let (mut found, mut asked) = (0, 0);
     for request in requests {
-        let use_of = |index: usize| Use {
-            block: request[index],
+        let use_of = |(index, &block): (usize, &u64)| Use {
+            block,
             parent: index.checked_sub(1).map(|before| request[before]),
             at: asked + index,
         };
         let here = request.iter().take_while(|&&block| arena.has(block)).count();
-        for index in (0..request.len())
-            .rev()
-            .filter(|&index| index < here || arena.has(request[index]))
-            .collect::<Vec<_>>()
-        {
-            arena.touch(use_of(index));
+        for block in request.iter().enumerate().rev() {
+            if arena.has(*block.1) {
+                arena.touch(use_of(block));
+            }
         }
-        for index in here..request.len() {
-            if !arena.has(request[index]) {
-                arena.put(use_of(index));
+        for block in request.iter().enumerate().skip(here) {
+            if !arena.has(*block.1) {
+                arena.put(use_of(block));
             }
         }
         found += here as u64;

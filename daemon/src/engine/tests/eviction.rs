@@ -72,7 +72,7 @@ struct Kept {
 struct Model(Vec<Kept>);
 
 impl Model {
-    fn to_the_end(&mut self, at: usize) {
+    fn make_last(&mut self, at: usize) {
         let kept = self.0.remove(at);
         self.0.push(kept);
     }
@@ -88,7 +88,7 @@ impl Model {
                 return Some(self.0.remove(at).n);
             }
             (self.0[at].is_protected, self.0[at].is_used) = (true, false);
-            self.to_the_end(at);
+            self.make_last(at);
         }
     }
 }
@@ -141,7 +141,7 @@ proptest! {
                     kept.leases.extend(domains.look(kept.domain, kept.n, house, lease));
                     kept.is_used |= !house;
                     if !was_held && !lease && !house {
-                        model.to_the_end(at);
+                        model.make_last(at);
                     }
                 }
                 Op::Release { at } => {
@@ -149,7 +149,7 @@ proptest! {
                     let Some(lease) = model.0[at].leases.pop() else { continue };
                     domains.bench.release(domains.session, lease);
                     if model.0[at].leases.is_empty() {
-                        model.to_the_end(at);
+                        model.make_last(at);
                     }
                 }
                 Op::Evict { domain } => {
