@@ -2,8 +2,8 @@
 
 python scripts/replay_plot.py REPORT.json ...
 
-Reports are those of `tender replay --json --eviction two-queue,lru`, and of `tender-eviction` for ways that are only
-simulated; those are dashed. What was measured is not drawn from a simulation again.
+Reports are those of `tender-eviction` and of `tender replay --json --eviction two-queue,lru`; a later one replaces
+the curves of earlier ones. Ways that the daemon does not have are dashed.
 """
 
 import json
@@ -20,9 +20,14 @@ NAMES = {
     "s3-fifo": "S3-FIFO",
     "w-tinylfu": "W-TinyLFU",
     "prefix-lru": "prefix-aware LRU",
-    "farthest": "farthest next use (knows the future)",
+    "farthest": "farthest next use",
 }
+OF_THE_DAEMON = ("two-queue", "lru")
 Curve = list[tuple[int, float]]
+
+
+def kind_of(way: str) -> str:
+    return way if way in OF_THE_DAEMON else f"{way} dashed"
 
 
 class Panel:
@@ -58,31 +63,29 @@ class Panel:
             out.append(f'<text class="end" x="{self.left - 8:.0f}" y="{y + 4:.0f}">{tenth * 10} %</text>')
         return out
 
-    def curve(self, way: str, simulated: bool, points: Curve) -> list[str]:
+    def curve(self, way: str, points: Curve) -> list[str]:
         places = [(self.x_of(size), self.y_of(rate)) for size, rate in sorted(points)]
         line = "L".join(f"{x:.0f} {y:.0f}" for x, y in places)
-        kind = f"{way} dashed" if simulated else way
         dots = [f'<circle class="dot {way}" cx="{x:.0f}" cy="{y:.0f}" r="3"/>' for x, y in places]
-        return [f'<path class="curve {kind}" d="M{line}"/>', *([] if simulated else dots)]
+        return [f'<path class="curve {kind_of(way)}" d="M{line}"/>', *(dots if way in OF_THE_DAEMON else [])]
 
-    def legend(self, ways: list[tuple[str, bool]]) -> list[str]:
-        out = []
-        for row, (way, simulated) in enumerate(ways):
-            y, kind = TOP + 18 + 18 * row, f"{way} dashed" if simulated else way
-            out.append(f'<path class="curve {kind}" d="M{self.left + 10:.0f} {y - 4}h24"/>')
-            out.append(f'<text x="{self.left + 42:.0f}" y="{y}">{NAMES[way]}</text>')
+    def legend(self, ways: list[str]) -> list[str]:
+        # At the lower right, where no curve is.
+        out, x = [], self.left + (self.right - self.left) * 0.5
+        for row, way in enumerate(ways):
+            y = HEIGHT - BOTTOM - 12 - 18 * (len(ways) - 1 - row)
+            out.append(f'<path class="curve {kind_of(way)}" d="M{x:.0f} {y - 4}h24"/>')
+            out.append(f'<text x="{x + 32:.0f}" y="{y}">{NAMES[way]}</text>')
         return out
 
 
-def by_trace(reports: list[dict]) -> dict[str, dict[str, tuple[bool, Curve]]]:
-    """Of each trace each way's curve, and whether it is simulated."""
-    traces: dict[str, dict[str, tuple[bool, Curve]]] = {}
-    # What was measured comes later, and in the place of what was simulated.
-    for report in sorted(reports, key=lambda report: not report.get("simulated", False)):
-        curves: dict[str, tuple[bool, Curve]] = {}
+def by_trace(reports: list[dict]) -> dict[str, dict[str, Curve]]:
+    """Of each trace each way's curve."""
+    traces: dict[str, dict[str, Curve]] = {}
+    for report in reports:
+        curves: dict[str, Curve] = {}
         for run in report["runs"]:
-            curve = curves.setdefault(run["eviction"], (report.get("simulated", False), []))
-            curve[1].append((run["arena_chunks"], run["hit_rate"]))
+            curves.setdefault(run["eviction"], []).append((run["arena_chunks"], run["hit_rate"]))
         name = Path(report["trace"]).stem.replace("_", " ")
         traces.setdefault(name, {}).update(curves)
     return traces
@@ -90,17 +93,17 @@ def by_trace(reports: list[dict]) -> dict[str, dict[str, tuple[bool, Curve]]]:
 
 def draw(reports: list[dict]) -> str:
     traces = by_trace(reports)
-    points = [point for curves in traces.values() for _, curve in curves.values() for point in curve]
+    points = [point for curves in traces.values() for curve in curves.values() for point in curve]
     sizes = sorted({size for size, _ in points})
     body = []
     for index, (name, curves) in enumerate(sorted(traces.items())):
-        highest = math.ceil(max(rate for _, curve in curves.values() for _, rate in curve) * 10) / 10
+        highest = math.ceil(max(rate for curve in curves.values() for _, rate in curve) * 10) / 10
         panel = Panel(index, len(traces), sizes, highest)
-        ways = [(way, curves[way][0]) for way in NAMES if way in curves]
+        ways = [way for way in NAMES if way in curves]
         body += panel.grid(name)
-        for way, simulated in reversed(ways):
-            body += panel.curve(way, simulated, curves[way][1])
-        if index == 0:
+        for way in reversed(ways):
+            body += panel.curve(way, curves[way])
+        if index == len(traces) - 1:
             body += panel.legend(ways)
     title = "Tokens served from the arena, by its size and by what goes first"
     style = (

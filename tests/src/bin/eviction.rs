@@ -25,6 +25,6 @@ fn main() -> Result<(), String> {
                              "found_chunks": found, "asked_chunks": asked}));
         }
     }
-    println!("{:#}", json!({"trace": path, "simulated": true, "runs": runs}));
+    println!("{:#}", json!({"trace": path, "runs": runs}));
     Ok(())
 }
