@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tender_daemon::clock::SystemClock;
-use tender_daemon::engine::{ArenaConfig, Engine, EngineConfig, LeaseAsk, ReserveAnswer, ReserveAsk};
+use tender_daemon::engine::{
+    ArenaConfig, Engine, EngineConfig, Eviction, LeaseAsk, ReserveAnswer, ReserveAsk,
+};
 use tender_proto::{
     BlocksPerChunk, ChainHash, ChunkId, ContentDigest, Descriptor, Group, GroupIndex, GroupKind,
     NamespaceDigest, PartIndex, RankGeometry, Reason, SessionId,
@@ -56,6 +58,7 @@ fn filled() -> Result<Filled, Box<dyn Error>> {
             max_batch_chunks: 1 << 17,
             max_namespaces: 4,
             history_bytes: 1 << 20,
+            eviction: Eviction::TwoQueue,
         },
         Arc::new(SystemClock),
     )?;

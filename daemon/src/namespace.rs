@@ -32,11 +32,17 @@ pub(crate) struct Named {
     pub(crate) descriptor: Descriptor,
 }
 
+/// A domain, as long as it has a namespace; also the empty one, of namespaces without a tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct DomainIndex(u32);
+
 /// One registered namespace.
 #[derive(Debug)]
 pub(crate) struct Namespace {
     /// Never used for another one, even after this one was forgotten.
     pub(crate) index: u32,
+    /// Whose it is.
+    pub(crate) domain: DomainIndex,
     /// Its name.
     pub(crate) digest: NamespaceDigest,
     /// What the name stands for.
@@ -69,9 +75,16 @@ pub(crate) struct NamespaceCounters {
 }
 
 impl Namespace {
-    fn new(index: u32, descriptor: Descriptor, epoch: u32, entry: Option<NamespaceEntry>) -> Self {
+    fn new(
+        index: u32,
+        domain: DomainIndex,
+        descriptor: Descriptor,
+        epoch: u32,
+        entry: Option<NamespaceEntry>,
+    ) -> Self {
         Self {
             index,
+            domain,
             digest: descriptor.digest(),
             named: Arc::new(Named { index, descriptor: descriptor.clone() }),
             descriptor,
@@ -245,7 +258,10 @@ impl Inner {
         epoch: u32,
         entry: Option<NamespaceEntry>,
     ) -> Arc<Namespace> {
-        let namespace = Arc::new(Namespace::new(self.next_index, descriptor, epoch, entry));
+        let same = self.by_digest.values().find(|other| other.descriptor.domain == descriptor.domain);
+        // A domain is called by the index of its first namespace.
+        let domain = same.map_or(DomainIndex(self.next_index), |other| other.domain);
+        let namespace = Arc::new(Namespace::new(self.next_index, domain, descriptor, epoch, entry));
         self.next_index += 1;
         self.by_digest.insert(namespace.digest, Arc::clone(&namespace));
         namespace

@@ -18,12 +18,14 @@
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
 //! * [`conserve`]: nothing lost, nothing leaked.
 //! * [`scale`]: a thousand daemons and their directory, simulated, and the formulas beside it.
+//! * [`eviction`]: ways to choose what goes from a full arena, simulated on recorded loads.
 //! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
 pub mod chromium;
 pub mod conserve;
 pub mod daemon;
+pub mod eviction;
 pub mod fixture;
 pub mod fuzz;
 pub mod hostile;

@@ -16,7 +16,7 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket
 use prost::Message;
 use tempfile::TempDir;
 use tender_daemon::clock::{Clock, ManualClock};
-use tender_daemon::engine::{ArenaConfig, Audit, Engine, EngineConfig};
+use tender_daemon::engine::{ArenaConfig, Audit, Engine, EngineConfig, Eviction};
 use tender_daemon::fuzzing::{InProcess, attend};
 use tender_proto::limits::PROTOCOL_VERSION;
 use tender_proto::shm::{FdReply, FdRequest, Mapping, recv_with_fds};
@@ -110,6 +110,7 @@ fn config(dir: &TempDir) -> EngineConfig {
         max_batch_chunks: 100,
         max_namespaces: 4,
         history_bytes: 1 << 16,
+        eviction: Eviction::TwoQueue,
     }
 }
 

@@ -30,15 +30,24 @@ fn without_end() -> (u64, u64) {
 #[test]
 fn an_arena_with_room_for_all_finds_all_that_came_before_and_a_small_one_less() {
     let mut replay = Command::new(tender());
-    replay.args(["replay", "--json", "--arena-chunks", "300,6000"]);
+    replay.args(["replay", "--json", "--arena-chunks", "300,6000", "--eviction", "two-queue,lru"]);
     let output = replay.arg("--tenderd").arg(tenderd()).arg(excerpt()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let (asked, found) = without_end();
-    let (small, large) = (&report["runs"][0], &report["runs"][1]);
-    assert_eq!((large["asked_chunks"].as_u64(), large["found_chunks"].as_u64()), (Some(asked), Some(found)));
-    assert_eq!(large["loaded_bytes"].as_u64(), Some(found * (32 << 10)));
-    assert_eq!(large["skipped_chunks"].as_u64(), Some(0));
-    let little = small["found_chunks"].as_u64().unwrap();
-    assert!(0 < little && little < found, "{little} of {found}");
+    for (way, eviction) in ["two-queue", "lru"].into_iter().enumerate() {
+        let (small, large) = (&report["runs"][2 * way], &report["runs"][2 * way + 1]);
+        assert_eq!(
+            (small["eviction"].as_str(), large["eviction"].as_str()),
+            (Some(eviction), Some(eviction))
+        );
+        assert_eq!(
+            (large["asked_chunks"].as_u64(), large["found_chunks"].as_u64()),
+            (Some(asked), Some(found))
+        );
+        assert_eq!(large["loaded_bytes"].as_u64(), Some(found * (32 << 10)));
+        assert_eq!(large["skipped_chunks"].as_u64(), Some(0));
+        let little = small["found_chunks"].as_u64().unwrap();
+        assert!(0 < little && little < found, "{little} of {found}");
+    }
 }

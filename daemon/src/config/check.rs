@@ -120,6 +120,7 @@ pub(super) fn engine(settings: &Settings, name: &str) -> Result<EngineConfig, Co
             limits.max_namespaces.unwrap_or(defaults::MAX_NAMESPACES),
         )?,
         history_bytes: limits.history.unwrap_or(defaults::HISTORY).as_u64(),
+        eviction: arena.eviction.unwrap_or(defaults::EVICTION),
     };
     fits_together(&config)?;
     Ok(config)

@@ -6,7 +6,9 @@ use bytesize::ByteSize;
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS};
 
 use super::check::default_arena_path;
+use super::flags::shown::Shown;
 use super::values::{FileMode, LogFormat, Span};
+use crate::engine::Eviction;
 use crate::tls::ClientAuth;
 
 pub(super) const NAME: &str = "default";
@@ -71,6 +73,9 @@ pub(super) const DIRECTORY_TIMEOUT: Span = Span(Duration::from_millis(500));
 /// A core of the store takes about ten times as many.
 pub(super) const DIRECTORY_PUBLISH_RATE: usize = 20_000;
 
+/// It finds more at nearly all sizes of both traces in docs/benchmarks.md.
+pub(super) const EVICTION: Eviction = Eviction::TwoQueue;
+
 /// In-flight bytes are arena that holds nothing of use yet: half of it at most.
 pub(super) const INFLIGHT_SHARE: u64 = 2;
 /// One session may not take the others' turn.
@@ -97,6 +102,7 @@ pub(super) fn text(id: &str) -> Option<String> {
         "arena-prefault" => ARENA_PREFAULT.to_string(),
         "arena-keep" => "true, but false with --exit-when-unused".into(),
         "arena-scrub-rate" => size(SCRUB_RATE),
+        "eviction" => EVICTION.shown(),
         "discard-arena" => ARENA_DISCARD.to_string(),
         "directory-uri" => "none".into(),
         "directory-prefix" => DIRECTORY_PREFIX.into(),

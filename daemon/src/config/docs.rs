@@ -74,6 +74,7 @@ fn sample(arg: &Arg) -> &'static str {
     match (arg.get_id().as_str(), value(arg).as_str()) {
         ("tls-client-auth", _) => "optional",
         ("log-format", _) => "json",
+        ("eviction", _) => "lru",
         ("directory-uri", _) => "redis://localhost:1",
         (_, "ADDRESS") => "tcp://127.0.0.1:7",
         (_, "HOST:PORT") => "127.0.0.1:7",

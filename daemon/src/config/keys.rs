@@ -46,6 +46,7 @@ keys! {
     "arena-prefault" = "arena.prefault" Restart;
     "arena-keep" = "arena.keep" Restart;
     "arena-scrub-rate" = "arena.scrub_rate" Restart;
+    "eviction" = "arena.eviction" Restart;
     "discard-arena" = "arena.discard" Restart;
     "lease-default" = "lease.default" Reload;
     "lease-max" = "lease.max" Reload;

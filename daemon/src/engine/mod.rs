@@ -147,7 +147,7 @@ impl Engine {
             leases: Leases::new(config.max_leases_per_session, catalogue.boot()),
             reservations: Reservations::new(catalogue.boot()),
             deadlines: Mutex::default(),
-            index: Index::new(Arc::clone(catalogue)),
+            index: Index::new(Arc::clone(catalogue), config.eviction),
             arena,
             restored: Restored::default(),
             history: History::new(config.history_bytes, begin),

@@ -1,5 +1,5 @@
-//! What a domain may hold. A domain at its quota makes room for what it stores by evicting what it has not used for
-//! longest: of its own, never of others.
+//! What a domain may hold. A domain at its quota makes room for what it stores by evicting chunks of its own, never of
+//! others.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Core {
             return false;
         }
         while !within(*quota, &all, more_chunks) {
-            let Some(evicted) = self.index.evict_oldest_in(domain) else {
+            let Some(evicted) = self.index.evict_next_of(namespace.domain) else {
                 return within(*quota, &all, more_chunks);
             };
             self.evicted(evicted, Left::EvictedForQuota);

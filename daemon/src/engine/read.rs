@@ -10,7 +10,7 @@ use tender_proto::{
 
 use super::{ChunkAnswer, Core, Engine, LeaseAsk, LeaseEnd, LeaseGrant, LookupAnswer, PartPlace};
 use crate::fault::{self, Fault};
-use crate::index::{Found, Key, Part, Pin};
+use crate::index::{Asker, Found, Key, Part, Pin};
 use crate::lease::LeaseWish;
 use crate::namespace::Namespace;
 
@@ -41,7 +41,7 @@ impl Engine {
         core.counted(|| {
             core.refuse_large_batch(chunks.len())?;
             let (session, namespace) = core.bound(session, namespace)?;
-            let mut answer = core.lookup(session.id, &namespace, chunks, ask)?;
+            let mut answer = core.lookup(session.id, &namespace, chunks, ask, Asker::Engine)?;
             for (index, chunk) in answer.chunks.iter_mut().enumerate() {
                 if matches!(chunk, ChunkAnswer::Miss(_)) {
                     amend(index, chunk);
@@ -52,7 +52,7 @@ impl Engine {
         })
     }
 
-    /// The same for the daemon itself: no hit and no miss of anybody's.
+    /// The same for the daemon itself: no hit and no miss of anybody's, and no use of a chunk.
     pub(crate) fn look(
         &self,
         session: SessionId,
@@ -62,7 +62,7 @@ impl Engine {
     ) -> Result<LookupAnswer, Refusal> {
         let core = &self.core;
         let (session, namespace) = core.bound(session, namespace)?;
-        core.lookup(session.id, &namespace, chunks, ask)
+        core.lookup(session.id, &namespace, chunks, ask, Asker::House)
     }
 
     /// Ends leases and says for each whether it was good until now. Ids that are unknown or another
@@ -97,6 +97,7 @@ impl Core {
         namespace: &Arc<Namespace>,
         chunks: &[ChunkId],
         ask: LeaseAsk,
+        asker: Asker,
     ) -> Result<LookupAnswer, Refusal> {
         let now = self.clock.now();
         let (lease, locate) = match ask {
@@ -111,7 +112,7 @@ impl Core {
         // From the end, so that the chunks that others continue count as used last and go last.
         for (index, (answer, &chunk)) in answers.iter_mut().zip(chunks).enumerate().rev() {
             let found = match namespace.descriptor.group_of(chunk) {
-                Ok(_) => self.index.lookup(Key { namespace, chunk }, now, lease.is_some()),
+                Ok(_) => self.index.lookup(Key { namespace, chunk }, now, asker, lease.is_some()),
                 Err(refusal) => Found::Miss(refusal.reason),
             };
             *answer = match found {

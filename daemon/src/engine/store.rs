@@ -215,7 +215,7 @@ impl Core {
         Ok((coverage, group.parts()))
     }
 
-    /// Room for a part, made by evicting what nobody has used for longest. `None` at once when that cannot
+    /// Room for a part, made by evicting chunks whose turn it is. `None` at once when that cannot
     /// make enough.
     fn allocate(&self, bytes: u64) -> Option<Extent> {
         let pool = self.arena.pool();
@@ -230,7 +230,7 @@ impl Core {
             if free + self.index.evictable_bytes() < footprint_bytes(bytes) {
                 return None;
             }
-            let evicted = self.index.evict_oldest()?;
+            let evicted = self.index.evict_next()?;
             self.evicted(evicted, Left::Evicted);
         }
     }

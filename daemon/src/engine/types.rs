@@ -9,6 +9,7 @@ use tender_proto::{
 };
 
 pub use crate::arena::{ArenaConfig, StartError};
+pub use crate::index::Eviction;
 use crate::metrics::Spread;
 
 /// Everything the engine must be told at start. All of it is checked by the daemon's configuration; there
@@ -44,6 +45,8 @@ pub struct EngineConfig {
     pub max_namespaces: usize,
     /// Memory that remembers why chunks are not there and what was asked for; 0 for none.
     pub history_bytes: u64,
+    /// Which chunk goes when room is needed.
+    pub eviction: Eviction,
 }
 
 /// Those of [`EngineConfig`] that may change while the engine runs.

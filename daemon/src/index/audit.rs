@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use tender_proto::{PartIndex, ReservationId};
 
-use super::evict::NONE;
+use super::evict::{NONE, Queue};
+use super::queues::List;
 use super::state::State;
 use super::version::Slot;
 use super::{Entry, Index, Part, Place, SHARDS, Shard, ShardIndex};
@@ -32,7 +33,7 @@ impl Index {
     /// Recounts everything. Exact when nobody changes anything meanwhile; it locks one shard after another.
     pub(crate) fn audit(&self) -> Result<IndexAudit, String> {
         let mut found = IndexAudit::default();
-        let mut evictable_bytes = 0;
+        let (mut evictable_bytes, mut probation_bytes) = (0, 0);
         for shard_index in (0..).map(ShardIndex).take(SHARDS) {
             let shard = self.lock(shard_index);
             if shard.table.len() != shard.slab.len() {
@@ -46,45 +47,75 @@ impl Index {
                 }
                 found.add(Place { shard: shard_index, slot }, entry)?;
             }
-            evictable_bytes += self.audit_list(&shard, shard_index)?;
+            let [probation, protected] = self.audit_lists(&shard, shard_index)?;
+            evictable_bytes += probation + protected;
+            probation_bytes += probation;
         }
         if evictable_bytes != self.evictable_bytes() {
             return Err(format!("{evictable_bytes} bytes evictable, {} counted", self.evictable_bytes()));
         }
+        if probation_bytes != self.recency.probation_bytes() {
+            let counted = self.recency.probation_bytes();
+            return Err(format!("{probation_bytes} bytes on probation, {counted} counted"));
+        }
         Ok(found)
     }
 
-    /// The recency list has exactly the evictable entries, newest first, linked both ways.
-    fn audit_list(&self, shard: &Shard, shard_index: ShardIndex) -> Result<u64, String> {
-        let (mut bytes, mut listed, mut newer) = (0, 0, None::<(u32, u64)>);
-        let mut at = shard.lru.newest();
-        while let Some(slot) = at {
-            let entry = shard.slab.get(slot).ok_or("a listed entry is gone")?;
-            let version = entry.ready.as_ref().ok_or("a listed entry has nothing to evict")?;
-            if entry.pins > 0 {
-                return Err(format!("{} is pinned and evictable", entry.chunk));
+    /// The lists have exactly the evictable entries, each in that of its domain and queue. The bytes of each queue.
+    fn audit_lists(&self, shard: &Shard, shard_index: ShardIndex) -> Result<[u64; Queue::ALL.len()], String> {
+        let (mut bytes, mut listed) = ([0; Queue::ALL.len()], 0);
+        for (domain, queue, list) in shard.lists.all() {
+            let entries = audit_list(shard, list)?;
+            if let Some(entry) =
+                entries.iter().find(|entry| (entry.namespace.domain, entry.queue) != (domain, queue))
+            {
+                return Err(format!("{} is in the list of another domain or queue", entry.chunk));
             }
-            if newer.is_some_and(|(slot, used_at)| slot != entry.newer || used_at <= entry.used_at) {
-                return Err(format!("{} is out of order", entry.chunk));
-            }
-            (bytes, listed) = (bytes + version.footprint_bytes(), listed + 1);
-            newer = Some((slot, entry.used_at));
-            at = (entry.older != NONE).then_some(entry.older);
+            bytes[queue.get()] += list.bytes();
+            listed += entries.len();
         }
         let all = (0..shard.slab.pages()).flat_map(|page| shard.slab.slots_of_page(page));
         let evictable = all
             .filter_map(|slot| shard.slab.get(slot))
             .filter(|entry| entry.ready.is_some() && entry.pins == 0)
             .count();
-        if listed != evictable || shard.lru.oldest() != newer.map(|(slot, _)| slot) {
+        if listed != evictable {
             return Err(format!("{listed} entries listed, {evictable} evictable"));
         }
-        let oldest = newer.map_or(u64::MAX, |(_, used_at)| used_at);
-        if self.recency.oldest_of(shard_index) != oldest {
-            return Err(format!("shard {shard_index:?} announces the wrong oldest entry"));
+        for queue in Queue::ALL {
+            let oldest = shard.lists.with_oldest(queue).map_or(u64::MAX, List::oldest_listed_at);
+            if self.recency.announced(shard_index, queue) != oldest {
+                return Err(format!("shard {shard_index:?} announces the wrong oldest entry of {queue:?}"));
+            }
         }
         Ok(bytes)
     }
+}
+
+/// A list is linked both ways, newest first, and has the bytes that it says. Its entries.
+fn audit_list<'a>(shard: &'a Shard, list: &List) -> Result<Vec<&'a Entry>, String> {
+    let (mut bytes, mut entries) = (0, Vec::new());
+    let (mut newer, mut at) = (NONE, list.newest());
+    while let Some(slot) = at {
+        let entry = shard.slab.get(slot).ok_or("a listed entry is gone")?;
+        let version = entry.ready.as_ref().ok_or("a listed entry has nothing to evict")?;
+        if entry.pins > 0 {
+            return Err(format!("{} is pinned and evictable", entry.chunk));
+        }
+        let follows = entries.last().is_none_or(|newer: &&Entry| newer.listed_at > entry.listed_at);
+        if entry.newer != newer || !follows {
+            return Err(format!("{} is out of order", entry.chunk));
+        }
+        bytes += version.footprint_bytes();
+        entries.push(entry);
+        newer = slot;
+        at = (entry.older != NONE).then_some(entry.older);
+    }
+    let oldest = entries.last().map_or(u64::MAX, |entry| entry.listed_at);
+    if (list.oldest().unwrap_or(NONE), list.oldest_listed_at(), list.bytes()) != (newer, oldest, bytes) {
+        return Err("a list says the wrong oldest entry or bytes".into());
+    }
+    Ok(entries)
 }
 
 /// Parts of these that are in the arena's catalogue.

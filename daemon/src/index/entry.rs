@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tender_proto::{ChunkId, Reason, ReservationId};
 
-use super::evict::NONE;
+use super::evict::{NONE, Queue, Recency};
 use super::shard::count;
 use super::version::{Pending, Slot, Version};
 use super::{Door, Key, Wanted};
@@ -17,11 +17,16 @@ use crate::namespace::Namespace;
 pub(super) struct Entry {
     pub(super) namespace: Arc<Namespace>,
     pub(super) chunk: ChunkId,
-    /// Pins on `ready`. In its shard's LRU list exactly when `ready` is there and this is 0.
+    /// Pins on `ready`. In a list of its shard exactly when `ready` is there and this is 0.
     pub(super) pins: u32,
+    /// Where `ready` waits when nobody holds it.
+    pub(super) queue: Queue,
+    /// Since it came into its queue.
+    pub(super) used_again: bool,
     pub(super) newer: u32,
     pub(super) older: u32,
-    pub(super) used_at: u64,
+    /// Orders its list.
+    pub(super) listed_at: u64,
     pub(super) ready: Option<Arc<Version>>,
     pub(super) pending: Option<Box<Pending>>,
 }
@@ -32,15 +37,28 @@ impl Entry {
             namespace: Arc::clone(key.namespace),
             chunk: key.chunk,
             pins: 0,
+            queue: Queue::Probation,
+            used_again: false,
             newer: NONE,
             older: NONE,
-            used_at: 0,
+            listed_at: 0,
             ready: None,
             pending: None,
         }
     }
     pub(super) fn key(&self) -> Key<'_> {
         Key { namespace: &self.namespace, chunk: self.chunk }
+    }
+    /// A version comes in that no other one was READY before.
+    pub(super) fn begin(&mut self, queue: Queue) {
+        (self.queue, self.used_again) = (queue, false);
+    }
+    /// An engine has found it. What one request does counts once, however often it looks and reads.
+    pub(super) fn note_use(&mut self, recency: &Recency) {
+        self.used_again = true;
+        if let Some(version) = &self.ready {
+            version.note_use(recency.next_number());
+        }
     }
     pub(super) fn is_empty(&self) -> bool {
         self.ready.is_none() && self.pending.is_none()

@@ -10,6 +10,7 @@ mod entry;
 mod evict;
 pub(crate) mod journal;
 mod pin;
+mod queues;
 mod shard;
 mod slab;
 pub(crate) mod state;
@@ -27,11 +28,12 @@ use crate::admission::Permit;
 use crate::arena::catalogue::{Catalogue, PartEntry};
 use crate::engine::Already;
 use crate::metrics::{AGE_SECONDS, Histogram, Spread};
-use crate::namespace::Namespace;
+use crate::namespace::{DomainIndex, Namespace};
 use crate::sync::{Mutex, MutexGuard, Planted, planted};
 pub(crate) use audit::{IndexAudit, recorded};
 use entry::Entry;
-use evict::Recency;
+pub use evict::Eviction;
+use evict::{Queue, Recency};
 use journal::{Change, Journal};
 pub(crate) use pin::Pin;
 use shard::Shard;
@@ -101,6 +103,15 @@ pub(crate) enum Found {
     Miss(Reason),
 }
 
+/// Who looks a chunk up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Asker {
+    /// An engine, or another daemon on behalf of one: what it finds is used.
+    Engine,
+    /// This daemon, which reads for its tiers or only wants to know.
+    House,
+}
+
 /// What is there, for whoever only looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Peeked {
@@ -145,10 +156,10 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    pub(crate) fn new(catalogue: Arc<Catalogue>) -> Arc<Self> {
+    pub(crate) fn new(catalogue: Arc<Catalogue>, eviction: Eviction) -> Arc<Self> {
         Arc::new(Self {
             shards: std::array::from_fn(|_| Mutex::new(Shard::new())),
-            recency: Recency::new(),
+            recency: Recency::new(eviction),
             evicted_ages: Histogram::new(AGE_SECONDS),
             hasher: Hashes::default(),
             catalogue,
@@ -170,8 +181,9 @@ impl Index {
         true
     }
 
-    /// Finds a chunk and counts that as a use of it. With `pin` it cannot be evicted until the pin goes.
-    pub(crate) fn lookup(self: &Arc<Self>, key: Key<'_>, now: Instant, pin: bool) -> Found {
+    /// Finds a chunk and counts that as a use of it if an engine asks. With `pin` it cannot be evicted until the pin
+    /// goes; then it comes in front of its queue.
+    pub(crate) fn lookup(self: &Arc<Self>, key: Key<'_>, now: Instant, asker: Asker, pin: bool) -> Found {
         let (hash, shard_index) = self.locate(key);
         let mut guard = self.lock(shard_index);
         let shard = &mut *guard;
@@ -182,13 +194,16 @@ impl Index {
         let Some(entry) = shard.slab.get_mut(slot) else { return Found::Miss(Reason::Internal) };
         if let Some(version) = entry.ready.as_ref().filter(|version| version.epoch == epoch) {
             let (coverage, version) = (version.coverage, pin.then(|| Arc::clone(version)));
-            let resting = entry.pins == 0;
+            let moves = entry.pins == 0 && (pin || asker == Asker::Engine);
             entry.pins += u32::from(pin);
-            if resting {
-                shard.lru.remove(&mut shard.slab, slot, &self.recency, shard_index);
+            if asker == Asker::Engine {
+                entry.note_use(&self.recency);
             }
-            if resting && !pin {
-                shard.lru.push(&mut shard.slab, slot, &self.recency, shard_index);
+            if moves {
+                shard.lists.remove(&mut shard.slab, slot, &self.recency, shard_index);
+            }
+            if moves && !pin {
+                shard.lists.push(&mut shard.slab, slot, &self.recency, shard_index);
             }
             let place = Place { shard: shard_index, slot };
             let pin = version.map(|version| Pin { index: Arc::clone(self), place, version });
@@ -324,7 +339,8 @@ impl Index {
         if !pending.is_complete() {
             return Ok(false);
         }
-        let superseded = shard.complete(place, &self.recency);
+        let queue = self.queue_of_new(shard, place, epoch);
+        let superseded = shard.complete(place, queue, &self.recency);
         if let Some(entry) = shard.slab.get(place.slot) {
             self.journal.write(&entry.namespace, epoch, Change::Stored(entry.chunk, coverage));
         }
@@ -410,48 +426,55 @@ impl Index {
         drop(gone);
     }
 
-    /// Evicts the chunk whose last use is longest ago; `None` when nothing can be evicted.
-    pub(crate) fn evict_oldest(&self) -> Option<Evicted> {
-        while let Some(shard_index) = self.recency.oldest_shard() {
+    /// Evicts the chunk whose turn it is; `None` when nothing can be evicted.
+    pub(crate) fn evict_next(&self) -> Option<Evicted> {
+        self.evict_where(|| self.recency.next_victim(), Shard::oldest)
+    }
+
+    /// The same among those of one domain. It looks at nothing of others.
+    pub(crate) fn evict_next_of(&self, domain: DomainIndex) -> Option<Evicted> {
+        self.evict_where(|| self.next_victim_of(domain), |shard, queue| shard.oldest_of(domain, queue))
+    }
+
+    fn evict_where(
+        &self,
+        next_victim: impl Fn() -> Option<(Queue, ShardIndex)>,
+        oldest: impl Fn(&Shard, Queue) -> Option<u32>,
+    ) -> Option<Evicted> {
+        while let Some((queue, shard_index)) = next_victim() {
             let mut shard = self.lock(shard_index);
             // Somebody may have used or evicted it since; then look again.
-            let Some(slot) = shard.lru.oldest() else { continue };
+            let Some(slot) = oldest(&shard, queue) else { continue };
+            let place = Place { shard: shard_index, slot };
+            if shard.spare(place, &self.recency) {
+                continue;
+            }
             if planted(Planted::VictimNotLookedAtAgain) {
                 drop(shard);
                 shard = self.lock(shard_index);
             }
-            return self.evict(shard, Place { shard: shard_index, slot });
+            return self.evict(shard, place);
         }
         None
     }
 
-    /// The same among those of one domain. It looks at every evictable chunk that is older than the victim, and is for
-    /// domains that are at their quota.
-    pub(crate) fn evict_oldest_in(&self, domain: &str) -> Option<Evicted> {
-        let oldest = |&shard_index: &ShardIndex| {
-            let shard = self.lock(shard_index);
-            let mut slot = shard.lru.oldest();
-            while let Some(entry) = slot.and_then(|slot| shard.slab.get(slot)) {
-                if entry.namespace.descriptor.domain == domain {
-                    return Some((entry.used_at, shard_index, slot?));
-                }
-                slot = (entry.newer != evict::NONE).then_some(entry.newer);
-            }
-            None
-        };
-        let shards = || (0..).map(ShardIndex).take(SHARDS);
-        while let Some((used_at, shard_index, slot)) = shards().filter_map(|shard| oldest(&shard)).min() {
-            let shard = self.lock(shard_index);
-            // Somebody may have used, pinned or evicted it since; then look again.
-            let same = |entry: &Entry| {
-                let evictable = entry.ready.is_some() && entry.pins == 0;
-                evictable && entry.used_at == used_at && entry.namespace.descriptor.domain == domain
-            };
-            if shard.slab.get(slot).is_some_and(same) {
-                return self.evict(shard, Place { shard: shard_index, slot });
-            }
-        }
-        None
+    fn next_victim_of(&self, domain: DomainIndex) -> Option<(Queue, ShardIndex)> {
+        let shards = (0..).map(ShardIndex).take(SHARDS);
+        // Bytes and age of both queues in each shard.
+        let standings: Vec<_> = shards.map(|shard| self.lock(shard).standing_of(domain)).collect();
+        let bytes = |queue: Queue| standings.iter().map(|queues| queues[queue.get()].0).sum::<u64>();
+        let probation_bytes = bytes(Queue::Probation);
+        evict::choose(probation_bytes + bytes(Queue::Protected), probation_bytes, |queue| {
+            evict::oldest(|shard| standings[shard.get()][queue.get()].1)
+        })
+    }
+
+    /// Where a chunk of this epoch begins that becomes READY.
+    fn queue_of_new(&self, shard: &Shard, place: Place, epoch: u32) -> Queue {
+        let entry = shard.slab.get(place.slot);
+        let hash = entry.map(|entry| self.hash(entry.key()));
+        let is_back_soon = hash.is_some_and(|hash| shard.was_evicted_lately(self.fingerprint(hash, epoch)));
+        self.recency.eviction().queue_of_new(is_back_soon)
     }
 
     /// How long it is since the start, for the ages of what is evicted. Whoever sweeps says so.
@@ -467,7 +490,9 @@ impl Index {
     fn evict(&self, mut shard: MutexGuard<'_, Shard>, place: Place) -> Option<Evicted> {
         let entry = shard.slab.get(place.slot)?;
         let (hash, namespace, chunk) = (self.hash(entry.key()), Arc::clone(&entry.namespace), entry.chunk);
-        self.evicted_ages.observe(self.recency.age_seconds(entry.used_at));
+        if let Some(version) = &entry.ready {
+            self.evicted_ages.observe(self.recency.age_seconds(version.used_at()));
+        }
         self.note_removal(entry, Reason::Evicted);
         let version = shard.retire(place, &self.recency);
         shard.remember_evicted(self.fingerprint(hash, namespace.epoch()));

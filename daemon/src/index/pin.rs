@@ -50,7 +50,7 @@ impl Drop for Pin {
         if let Some(entry) = self.current(shard) {
             entry.pins -= 1;
             if entry.pins == 0 {
-                shard.lru.push(&mut shard.slab, self.place.slot, &self.index.recency, self.place.shard);
+                shard.lists.push(&mut shard.slab, self.place.slot, &self.index.recency, self.place.shard);
             }
         }
     }

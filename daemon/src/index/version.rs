@@ -1,5 +1,6 @@
 //! One stored or growing copy of a chunk: the parts, their bytes' place and digests.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tender_proto::mutant::{Mutant, active};
@@ -48,10 +49,20 @@ pub(crate) struct Version {
     /// The namespace's epoch in which it was reserved. Older than the namespace's: forgotten by a reset.
     pub(crate) epoch: u32,
     pub(super) life: Lifecycle,
+    /// The number of its last use, for its age. It decides nothing, so no model follows it.
+    used_at: AtomicU64,
     parts: Parts,
 }
 
 impl Version {
+    /// It is used now; uses are numbered.
+    pub(super) fn note_use(&self, number: u64) {
+        self.used_at.store(number, Ordering::Relaxed);
+    }
+    /// The number of its last use.
+    pub(super) fn used_at(&self) -> u64 {
+        self.used_at.load(Ordering::Relaxed)
+    }
     /// Every part, in order.
     pub(crate) fn parts(&self) -> &[Part] {
         match &self.parts {
@@ -67,7 +78,7 @@ impl Version {
     pub(crate) fn restored(coverage: Coverage, epoch: u32, parts: Vec<Part>) -> Self {
         let life = Lifecycle::absent();
         [State::Reserved, State::Filling, State::Ready].into_iter().for_each(|state| life.advance(state));
-        Self { coverage, epoch, life, parts: Parts::of(parts) }
+        Self { coverage, epoch, life, used_at: AtomicU64::new(0), parts: Parts::of(parts) }
     }
     /// No later daemon finds it.
     pub(super) fn forget(&self) {
@@ -171,6 +182,12 @@ impl Pending {
                 Slot::Empty | Slot::Held(_) => None,
             })
             .collect();
-        Version { coverage: self.coverage, epoch: self.epoch, life: self.life, parts: Parts::of(parts) }
+        Version {
+            coverage: self.coverage,
+            epoch: self.epoch,
+            life: self.life,
+            used_at: AtomicU64::new(0),
+            parts: Parts::of(parts),
+        }
     }
 }

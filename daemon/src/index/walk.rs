@@ -80,25 +80,28 @@ impl Index {
         None
     }
 
-    /// The versions that were used last and that nobody holds, newest first.
+    /// The versions that would go last of their queues and that nobody holds, newest first.
     pub(crate) fn newest(&self, most: usize) -> Vec<Stored> {
         let mut all = Vec::new();
         for shard_index in (0..).map(ShardIndex).take(SHARDS) {
             let shard = self.lock(shard_index);
-            let mut next = shard.lru.newest();
-            for _ in 0..most {
-                let Some((slot, entry)) = next.and_then(|slot| Some((slot, shard.slab.get(slot)?))) else {
-                    break;
-                };
-                if let Some(version) = &entry.ready {
-                    let (namespace, version) = (Arc::clone(&entry.namespace), Arc::clone(version));
-                    let place = Place { shard: shard_index, slot };
-                    all.push((entry.used_at, Stored { namespace, chunk: entry.chunk, version, place }));
+            for (_, _, list) in shard.lists.all() {
+                let mut next = list.newest();
+                for _ in 0..most {
+                    let Some((slot, entry)) = next.and_then(|slot| Some((slot, shard.slab.get(slot)?)))
+                    else {
+                        break;
+                    };
+                    if let Some(version) = &entry.ready {
+                        let (namespace, version) = (Arc::clone(&entry.namespace), Arc::clone(version));
+                        let place = Place { shard: shard_index, slot };
+                        all.push((entry.listed_at, Stored { namespace, chunk: entry.chunk, version, place }));
+                    }
+                    next = Some(entry.older);
                 }
-                next = Some(entry.older);
             }
         }
-        all.sort_unstable_by_key(|(used_at, _)| std::cmp::Reverse(*used_at));
+        all.sort_unstable_by_key(|(listed_at, _)| std::cmp::Reverse(*listed_at));
         all.truncate(most);
         all.into_iter().map(|(_, stored)| stored).collect()
     }

@@ -25,7 +25,7 @@ use tender_proto::{
 
 use crate::clock::{Clock, ManualClock};
 use crate::engine::{
-    ArenaConfig, ChunkAnswer, Engine, EngineConfig, LeaseAsk, ReserveAnswer, ReserveAsk, Stored,
+    ArenaConfig, ChunkAnswer, Engine, EngineConfig, Eviction, LeaseAsk, ReserveAnswer, ReserveAsk, Stored,
 };
 use crate::sync::{Planted, plant};
 
@@ -128,6 +128,7 @@ impl Bench {
             max_batch_chunks: 16,
             max_namespaces: 2,
             history_bytes: 0,
+            eviction: Eviction::TwoQueue,
         }
     }
     fn reserve(&self, n: u8) -> Result<ReservationId, Reason> {

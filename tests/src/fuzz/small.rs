@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tender_daemon::arena::StartError;
 use tender_daemon::clock::{Clock, ManualClock};
-use tender_daemon::engine::{ArenaConfig, Engine, EngineConfig};
+use tender_daemon::engine::{ArenaConfig, Engine, EngineConfig, Eviction};
 use tender_proto::limits::KEY_CHAIN_VERSION;
 use tender_proto::{
     BlocksPerChunk, ChainHash, ChunkId, Descriptor, Group, GroupIndex, GroupKind, PartIndex, RankGeometry,
@@ -54,6 +54,7 @@ pub(super) fn config(folder: &Path) -> EngineConfig {
         max_batch_chunks: 1000,
         max_namespaces: 8,
         history_bytes: 1 << 16,
+        eviction: Eviction::TwoQueue,
     }
 }
 

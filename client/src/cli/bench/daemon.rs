@@ -23,7 +23,12 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    pub(super) fn start(program: Option<&Path>, arena_bytes: u64) -> Result<Self, ClientError> {
+    /// With these flags beside its own.
+    pub(super) fn start(
+        program: Option<&Path>,
+        arena_bytes: u64,
+        settings: &[String],
+    ) -> Result<Self, ClientError> {
         let program = program.map_or_else(beside_us, PathBuf::from);
         let dir = std::env::temp_dir().join(format!("tender-bench-{}", std::process::id()));
         let socket = dir.join("tenderd.sock");
@@ -33,6 +38,7 @@ impl Daemon {
             .args(["--listen", &local.to_string(), "--listen", &remote.to_string(), "--allow-plaintext-tcp"])
             .args(["--name", &format!("bench-{}", std::process::id())])
             .args(["--arena-size", &arena_bytes.to_string(), "--arena-keep", "false", "--log-level", "warn"])
+            .args(settings)
             .stdin(Stdio::null())
             .spawn()
             .map_err(|source| {

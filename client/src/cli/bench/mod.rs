@@ -75,7 +75,7 @@ impl Bench {
             });
         }
         // Every round stores new chunks; what the oldest leave by eviction is part of the work.
-        let daemon = Daemon::start(self.tenderd.as_deref(), 4 * bytes as u64)?;
+        let daemon = Daemon::start(self.tenderd.as_deref(), 4 * bytes as u64, &[])?;
         let scene = Scene { daemon, bytes, rounds: self.rounds };
         let wanted = |part| self.only.is_none_or(|only| only == part);
         let progress = indicatif::ProgressBar::new(5).with_style(report::progress_style());

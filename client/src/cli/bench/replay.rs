@@ -47,6 +47,9 @@ pub(in crate::cli) struct Replay {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1000,2000,5000,10000,20000,50000",
           value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     arena_chunks: Vec<u64>,
+    /// Ways to choose what goes when room is needed, as tenderd's --eviction takes them; by default its own.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    eviction: Vec<String>,
     /// Bytes of a chunk. What is found does not depend on it from 32 KiB on; an arena has no places for as many smaller ones.
     #[arg(long, default_value = "32KiB", value_name = "SIZE")]
     chunk_size: ByteSize,
@@ -68,6 +71,8 @@ struct Report {
 /// One arena's run. Chunks are found when they are READY and all before them in the request are.
 #[derive(Serialize, Debug)]
 struct Outcome {
+    /// Nothing: the daemon's default.
+    eviction: Option<String>,
     arena_chunks: u64,
     requests: u64,
     asked_chunks: u64,
@@ -94,24 +99,44 @@ impl Replay {
             });
         }
         let requests = trace::read(&self.trace, self.requests)?;
-        let progress =
-            ProgressBar::new((requests.len() * self.arena_chunks.len()) as u64).with_style(progress_style());
+        let arenas = self.arenas();
+        let progress = ProgressBar::new((requests.len() * arenas.len()) as u64).with_style(progress_style());
         let mut runs = Vec::new();
-        for &arena_chunks in &self.arena_chunks {
-            progress.set_message(format!("an arena of {arena_chunks} chunks"));
-            let arena_bytes = arena_chunks * chunk_bytes;
-            let daemon = Daemon::start(self.tenderd.as_deref(), arena_bytes)?;
+        for arena in arenas {
+            progress.set_message(format!("an arena of {} chunks", arena.chunks));
+            let settings: Vec<_> = arena.eviction.iter().map(|way| format!("--eviction={way}")).collect();
+            let daemon = Daemon::start(self.tenderd.as_deref(), arena.chunks * chunk_bytes, &settings)?;
             let mut player = Player::new(&daemon, &requests, chunk_bytes)?;
             for request in &requests {
                 player.play(request)?;
                 progress.inc(1);
             }
-            runs.push(player.outcome(arena_chunks, chunk_bytes)?);
+            runs.push(player.outcome(arena, chunk_bytes)?);
         }
         progress.finish_and_clear();
         let report = Report { trace: self.trace.display().to_string(), chunk_bytes, runs };
         if self.json { json(&report) } else { Ok(report.table()) }
     }
+
+    /// Every size with every way to evict.
+    fn arenas(&self) -> Vec<Arena> {
+        let ways: Vec<_> = match &self.eviction[..] {
+            [] => vec![None],
+            ways => ways.iter().cloned().map(Some).collect(),
+        };
+        let sizes = |eviction: &Option<String>| {
+            let arena = |&chunks| Arena { chunks, eviction: eviction.clone() };
+            self.arena_chunks.iter().map(arena).collect::<Vec<_>>()
+        };
+        ways.iter().flat_map(sizes).collect()
+    }
+}
+
+/// One of those that are tried.
+struct Arena {
+    chunks: u64,
+    /// `None`: as the daemon does by default.
+    eviction: Option<String>,
 }
 
 impl Report {
@@ -119,6 +144,7 @@ impl Report {
         let mut table = Table::new();
         table.load_preset(UTF8_FULL_CONDENSED).set_header([
             "arena, chunks",
+            "eviction",
             "hit rate",
             "found",
             "loaded",
@@ -130,6 +156,7 @@ impl Report {
         for run in &self.runs {
             table.add_row([
                 run.arena_chunks.to_string(),
+                run.eviction.clone().unwrap_or_else(|| "default".into()),
                 format!("{:.1} %", run.hit_rate * 100.0),
                 format!("{} of {}", run.found_chunks, run.asked_chunks),
                 ByteSize(run.loaded_bytes).to_string(),
@@ -214,12 +241,13 @@ impl Player {
         Ok(answer.chunks.iter().take_while(ready).count())
     }
 
-    fn outcome(mut self, arena_chunks: u64, chunk_bytes: u64) -> Result<Outcome, ClientError> {
+    fn outcome(mut self, arena: Arena, chunk_bytes: u64) -> Result<Outcome, ClientError> {
         let counters = self.worker.counters();
         #[expect(clippy::cast_precision_loss, reason = "a figure of three digits")]
         let hit_rate = self.found as f64 / self.asked.max(1) as f64;
         Ok(Outcome {
-            arena_chunks,
+            eviction: arena.eviction,
+            arena_chunks: arena.chunks,
             requests: self.requests,
             asked_chunks: self.asked,
             found_chunks: self.found,

@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::shown::{Change, shown};
+use crate::engine::Eviction;
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]
 #[command(next_help_heading = "Arena: the shared memory that holds the chunks")]
@@ -41,6 +42,10 @@ pub(in crate::config) struct ArenaSettings {
         env = "TENDERD_ARENA_SCRUB_RATE"
     )]
     pub(in crate::config) scrub_rate: Option<ByteSize>,
+    /// Which chunk goes when room is needed: two-queue, first what was not used again since it was stored; lru, what was
+    /// used longest ago.
+    #[arg(id = "eviction", long = "eviction", value_name = "two-queue|lru", env = "TENDERD_EVICTION")]
+    pub(in crate::config) eviction: Option<Eviction>,
     /// Begin with nothing, whatever the arena's file holds: also if a newer tenderd or somebody else made it.
     #[arg(
         id = "discard-arena",
@@ -52,4 +57,4 @@ pub(in crate::config) struct ArenaSettings {
     )]
     pub(in crate::config) discard: Option<bool>,
 }
-overlay!(ArenaSettings { size, path, prefault, keep, scrub_rate, discard } {});
+overlay!(ArenaSettings { size, path, prefault, keep, scrub_rate, eviction, discard } {});

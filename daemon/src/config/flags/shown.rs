@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use bytesize::ByteSize;
 
 use crate::config::values::{FileMode, HostPort, Listen, LogFormat, Span};
+use crate::engine::Eviction;
 use crate::tier::peers::DirectoryUri;
 use crate::tls::ClientAuth;
 
@@ -52,6 +53,15 @@ impl Shown for Vec<Listen> {
 impl Shown for LogFormat {
     fn shown(&self) -> String {
         format!("{self:?}").to_lowercase()
+    }
+}
+
+impl Shown for Eviction {
+    fn shown(&self) -> String {
+        match self {
+            Self::TwoQueue => "two-queue".into(),
+            Self::Lru => "lru".into(),
+        }
     }
 }
 

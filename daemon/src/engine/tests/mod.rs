@@ -4,6 +4,7 @@
 mod cases;
 mod clock;
 mod events;
+mod eviction;
 mod house;
 mod leases;
 mod model;
@@ -69,6 +70,7 @@ impl Bench {
             max_batch_chunks: 1000,
             max_namespaces: 4,
             history_bytes: 1 << 20,
+            eviction: Eviction::TwoQueue,
         };
         adjust(&mut config);
         let clock = Arc::new(ManualClock::new());

@@ -27,7 +27,7 @@ use crate::access::Access;
 use crate::clock::SystemClock;
 use crate::engine::tests::{FULL, SLOT_BYTES, a, bytes_of, chunk, descriptor};
 use crate::engine::{
-    ArenaConfig, Engine, EngineConfig, House, ReserveAnswer, ReserveAsk, ResetScope, Stored,
+    ArenaConfig, Engine, EngineConfig, Eviction, House, ReserveAnswer, ReserveAsk, ResetScope, Stored,
 };
 use crate::fair::Fair;
 use crate::gate::{Bounds, Gate};
@@ -224,6 +224,7 @@ fn engine_config(dir: &TempDir, slots: u64) -> EngineConfig {
         max_batch_chunks: 1000,
         max_namespaces: 4,
         history_bytes: 1 << 20,
+        eviction: Eviction::TwoQueue,
     }
 }
 
