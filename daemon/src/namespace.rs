@@ -30,6 +30,8 @@ pub(crate) struct Named {
     pub(crate) index: u32,
     /// As the namespace's.
     pub(crate) descriptor: Descriptor,
+    /// How long it is when it is told.
+    pub(crate) descriptor_bytes: usize,
 }
 
 /// One registered namespace.
@@ -70,10 +72,11 @@ pub(crate) struct NamespaceCounters {
 
 impl Namespace {
     fn new(index: u32, descriptor: Descriptor, epoch: u32, entry: Option<NamespaceEntry>) -> Self {
+        let descriptor_bytes = descriptor.encode().len();
         Self {
             index,
             digest: descriptor.digest(),
-            named: Arc::new(Named { index, descriptor: descriptor.clone() }),
+            named: Arc::new(Named { index, descriptor: descriptor.clone(), descriptor_bytes }),
             descriptor,
             epoch: AtomicU32::new(epoch),
             entry,
