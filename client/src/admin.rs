@@ -132,6 +132,8 @@ pub struct Dropped {
     pub chunks: u64,
     /// Stores under way that can no longer become ready.
     pub fenced_reservations: u64,
+    /// Other daemons may hold chunks of namespaces that this one does not know.
+    pub may_remain_elsewhere: bool,
 }
 
 /// Asks whether a daemon is there.
@@ -186,7 +188,11 @@ pub fn reset(
         ResetScope::All => v1::ResetRequest { namespace: Bytes::new(), all: true },
     };
     let answer = ask(address, credentials, limit, |mut admin| async move { admin.reset(request).await })?;
-    Ok(Dropped { chunks: answer.dropped_chunks, fenced_reservations: answer.fenced_reservations })
+    Ok(Dropped {
+        chunks: answer.dropped_chunks,
+        fenced_reservations: answer.fenced_reservations,
+        may_remain_elsewhere: answer.may_remain_elsewhere,
+    })
 }
 
 fn ask<T: Send + 'static, F>(

@@ -40,6 +40,8 @@ pub struct Position {
     pub boot: BootId,
     /// The number of the next change.
     pub sequence: u64,
+    /// Stands for what the watcher could read; where that has changed, the daemon starts over.
+    pub rights: u64,
 }
 
 /// Why a watcher begins with nothing.
@@ -150,6 +152,7 @@ impl EventStream {
         if let Some(from) = options.from {
             request.boot_id = Bytes::copy_from_slice(from.boot.as_bytes());
             request.from_sequence = from.sequence;
+            request.rights_id = from.rights;
         }
         let (to, shown) = (address.clone(), credentials.clone());
         let opening = async move {
@@ -236,7 +239,7 @@ impl EventStream {
         let change = |event: &v1::KvEvent| Ok((event.sequence, self.change(event)?));
         let changes = raw.events.iter().map(change).collect::<Result<_, Refusal>>()?;
         self.complete |= raw.complete;
-        self.position = Some(Position { boot, sequence: raw.next_sequence });
+        self.position = Some(Position { boot, sequence: raw.next_sequence, rights: raw.rights_id });
         Ok(Batch { start, snapshot, changes, complete: raw.complete, next_sequence: raw.next_sequence })
     }
 

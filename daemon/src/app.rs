@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use parking_lot::Mutex;
 use tender_proto::{BootId, Refusal};
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -107,7 +108,10 @@ impl AppError {
 /// A daemon that serves.
 #[derive(Debug)]
 pub struct RunningApp {
+    /// As it began.
     config: Config,
+    /// The same with what was reloaded since.
+    in_force: Arc<Mutex<Config>>,
     engine: Arc<Engine>,
     /// Below the arena, if there are any.
     tiers: Tiers,
@@ -255,6 +259,7 @@ impl RunningApp {
             helpers: Vec::new(),
             entrance: None,
             doors,
+            in_force: Arc::new(Mutex::new(config.clone())),
             config,
             tls,
             drain: Arc::clone(&shared.desk.drain),
@@ -280,7 +285,7 @@ impl RunningApp {
             access: Arc::clone(&shared.access),
             engine: Arc::clone(&self.engine),
             metrics: Arc::clone(&shared.metrics),
-            source: self.config.source.clone(),
+            in_force: Arc::clone(&self.in_force),
         };
         self.helpers.push(spawn("reload", reload.watch()));
         let terms = Terms {

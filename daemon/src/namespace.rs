@@ -30,6 +30,8 @@ pub(crate) struct Named {
     pub(crate) index: u32,
     /// As the namespace's.
     pub(crate) descriptor: Descriptor,
+    /// How long it is when it is told.
+    pub(crate) descriptor_bytes: usize,
 }
 
 /// A domain, as long as it has a namespace; also the empty one, of namespaces without a tenant.
@@ -82,11 +84,12 @@ impl Namespace {
         epoch: u32,
         entry: Option<NamespaceEntry>,
     ) -> Self {
+        let descriptor_bytes = descriptor.encode().len();
         Self {
             index,
             domain,
             digest: descriptor.digest(),
-            named: Arc::new(Named { index, descriptor: descriptor.clone() }),
+            named: Arc::new(Named { index, descriptor: descriptor.clone(), descriptor_bytes }),
             descriptor,
             epoch: AtomicU32::new(epoch),
             entry,

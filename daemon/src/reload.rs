@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::access::Access;
-use crate::config::{Change, Source};
+use crate::config::{Change, Config};
 use crate::engine::{Engine, Limits};
 use crate::log;
 use crate::metrics::Metrics;
@@ -25,13 +26,13 @@ pub(crate) struct Reload {
     pub(crate) access: Arc<Access>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Where the configuration was read, and what of it is in force.
-    pub(crate) source: Source,
+    /// What is in force, with where it was read.
+    pub(crate) in_force: Arc<Mutex<Config>>,
 }
 
 impl Reload {
     /// Runs until it is dropped. Without files it does nothing, but SIGHUP ends no daemon.
-    pub(crate) async fn watch(mut self) {
+    pub(crate) async fn watch(self) {
         let mut hangup = match signal(SignalKind::hangup()) {
             Ok(hangup) => hangup,
             Err(error) => return tracing::warn!(%error, "changed files are not read again"),
@@ -60,15 +61,16 @@ impl Reload {
         }
     }
 
-    fn configuration(&mut self) {
-        let Some(file) = self.source.file().map(|file| file.display().to_string()) else { return };
-        let reread = self.source.reread();
+    fn configuration(&self) {
+        let source = self.in_force.lock().source.clone();
+        let Some(file) = source.file().map(|file| file.display().to_string()) else { return };
+        let reread = source.reread();
         self.metrics.reloaded("configuration", reread.is_ok());
         match reread {
             Ok(Some(reread)) => {
                 self.engine.set_limits(Limits::from(&reread.config.engine));
                 log::set_level(&reread.config.log_level);
-                self.source = reread.config.source;
+                *self.in_force.lock() = reread.config;
                 say(&file, &reread.changes);
             }
             Ok(None) => {}

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::access::peer::Caller;
 use crate::admission::Budget;
 use crate::namespace::Namespace;
-use crate::share::{SessionPlace, Share};
+use crate::share::{Place, Share};
 use crate::staging::Staging;
 use crate::sync::{Mutex, RwLock};
 
@@ -86,7 +86,7 @@ struct State {
     bound: HashMap<NamespaceDigest, Arc<Namespace>>,
     staging: Option<Arc<Staging>>,
     /// Goes with the session's end, whoever still works for it.
-    place: Option<SessionPlace>,
+    place: Option<Place>,
 }
 
 impl Session {

@@ -1,4 +1,4 @@
-//! What each tenant's domain may take of what all use together: sessions, staging memory and bytes in flight. Where its
+//! What each tenant's domain may take of what all use together: sessions, watchers, staging memory and bytes in flight. Where its
 //! policy states nothing, it is half of what there is, so that nobody can take all.
 
 use std::collections::HashMap;
@@ -9,40 +9,48 @@ use tender_proto::Reason;
 
 use crate::access::policy::DomainQuota;
 use crate::admission::Budget;
-use crate::engine::Limits as DaemonLimits;
+use crate::engine::{Limits as DaemonLimits, MAX_FOLLOWERS};
 
 /// A domain's budgets. Its sessions hold it; what they have stored may hold a budget for longer.
 #[derive(Debug)]
 pub(crate) struct Share {
     sessions: Arc<Budget>,
+    watchers: Arc<Budget>,
     pub(crate) staging: Arc<Budget>,
     pub(crate) inflight: Arc<Budget>,
 }
 
-/// A session's place in its domain's share, free again when this is dropped.
+/// The place of a session or watcher in its domain's share, free again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct SessionPlace(Arc<Budget>);
+pub(crate) struct Place(Arc<Budget>);
 
 impl Share {
     fn new(limits: Limits) -> Arc<Self> {
-        let Limits { sessions, staging_bytes, inflight_bytes } = limits;
+        let Limits { sessions, watchers, staging_bytes, inflight_bytes } = limits;
         Arc::new(Self {
             sessions: Budget::new(sessions),
+            watchers: Budget::new(watchers),
             staging: Budget::new(staging_bytes),
             inflight: Budget::new(inflight_bytes),
         })
     }
     /// For one more session.
-    pub(crate) fn open(&self) -> Result<SessionPlace, Reason> {
-        if self.sessions.take(1) {
-            Ok(SessionPlace(Arc::clone(&self.sessions)))
-        } else {
-            Err(Reason::OverQuota)
-        }
+    pub(crate) fn open(&self) -> Result<Place, Reason> {
+        Place::take(&self.sessions)
+    }
+    /// For one more watcher of events.
+    pub(crate) fn watch(&self) -> Result<Place, Reason> {
+        Place::take(&self.watchers)
     }
 }
 
-impl Drop for SessionPlace {
+impl Place {
+    fn take(places: &Arc<Budget>) -> Result<Self, Reason> {
+        if places.take(1) { Ok(Self(Arc::clone(places))) } else { Err(Reason::OverQuota) }
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.give(1);
     }
@@ -51,6 +59,7 @@ impl Drop for SessionPlace {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Limits {
     sessions: u64,
+    watchers: u64,
     staging_bytes: u64,
     inflight_bytes: u64,
 }
@@ -106,6 +115,7 @@ impl Inner {
         for (domain, share) in &self.by_domain {
             let limits = self.limits(domain);
             share.sessions.set_limit(limits.sessions);
+            share.watchers.set_limit(limits.watchers);
             share.staging.set_limit(limits.staging_bytes);
             share.inflight.set_limit(limits.inflight_bytes);
         }
@@ -116,6 +126,7 @@ impl Inner {
         let or = |stated: u64, usual: u64| if stated == 0 { usual } else { stated };
         Limits {
             sessions: or(quota.sessions, self.usual.sessions),
+            watchers: or(quota.watchers, self.usual.watchers),
             staging_bytes: or(quota.staging_bytes, self.usual.staging_bytes),
             inflight_bytes: or(quota.inflight_bytes, self.usual.inflight_bytes),
         }
@@ -126,6 +137,7 @@ impl Inner {
 fn usual(daemon: &DaemonLimits) -> Limits {
     Limits {
         sessions: (daemon.max_sessions as u64).div_ceil(2),
+        watchers: (MAX_FOLLOWERS as u64).div_ceil(2),
         staging_bytes: (daemon.max_total_staging_bytes / 2).max(daemon.max_staging_bytes),
         inflight_bytes: (daemon.max_inflight_bytes / 2).max(daemon.max_session_inflight_bytes),
     }

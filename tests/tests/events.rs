@@ -11,6 +11,7 @@ use rand::{Rng, SeedableRng};
 use tender_client::events::{EventStream, Position, Start, View, WatchOptions};
 use tender_client::plan::PlanConfig;
 use tender_client::{Credentials, SchedulerSide, TransportChoice};
+use tender_proto::limits::MAX_MESSAGE_BYTES;
 use tender_proto::v1::ChunkState;
 use tender_proto::{ChunkId, Coverage, Descriptor, NamespaceDigest};
 use tender_tests::daemon::{Daemon, SLOT_BLOCK_BYTES, Setup};
@@ -172,6 +173,72 @@ async fn a_watcher_sees_what_it_may_read_and_starts_over_when_that_changes() {
     fs::write(file.path(), policy("\"write\"")).unwrap();
     tokio::task::block_in_place(|| watcher.until("the end of its right", View::is_empty));
     assert_eq!(watcher.starts, [Start::First, Start::Policy]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_away_when_its_rights_changed_does_not_go_on_with_what_it_may_no_longer_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), policy("\"read\", \"write\"")).unwrap();
+    let path = file.path().to_owned();
+    let daemon = Daemon::start_with(Setup::slots(6), |config| config.policy = Some(path)).await;
+    let open = fixture::small("open", SLOT_BLOCK_BYTES);
+    let session = daemon.client().await.open_registered(&open).await;
+    store(&session, &open, 1, fixture::full(&open)).await;
+    let (position, view) = tokio::task::block_in_place(|| {
+        let mut watcher = Watcher::open(&daemon, &[], None);
+        watcher.until("the chunk that it may read", |view| seen(view, &open) == [1]);
+        (watcher.stream.position(), watcher.view)
+    });
+    assert!(position.is_some());
+    fs::write(file.path(), policy("\"write\"")).unwrap();
+    tokio::task::block_in_place(|| {
+        let give_up = Instant::now() + PATIENCE;
+        // The file is looked at every other second.
+        loop {
+            assert!(Instant::now() < give_up, "it goes on as if nothing had changed");
+            let mut back = Watcher::open(&daemon, &[], position);
+            back.view = view.clone();
+            let batch = back.stream.next(PATIENCE).unwrap().unwrap();
+            back.view.apply(&batch);
+            match batch.start {
+                None => std::thread::sleep(Duration::from_millis(50)),
+                Some(Start::Policy) => return back.until("nothing", View::is_empty),
+                Some(start) => panic!("{start:?}"),
+            }
+        }
+    });
+}
+
+/// Its descriptor is longer than a megabyte.
+fn long_winded(model: &str) -> Descriptor {
+    let many = fixture::group(16, 1, &[(1 << 32) - 1; 1024]);
+    let mut groups = vec![fixture::group(16, 4, &[64])];
+    groups.extend(std::iter::repeat_n(many, 255));
+    fixture::descriptor(model, groups)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_whose_descriptors_together_are_longer_than_a_message_can_be_watched() {
+    let daemon = Daemon::start(Setup::slots(64)).await;
+    let client = daemon.client().await;
+    let position = tokio::task::block_in_place(|| {
+        let mut watcher = Watcher::open(&daemon, &[], None);
+        watcher.until("nothing", View::is_empty);
+        watcher.stream.position()
+    });
+    assert!(position.is_some());
+    let all: Vec<_> = (0..32).map(|n| long_winded(&format!("long {n}"))).collect();
+    assert!(all.iter().map(|descriptor| descriptor.encode().len()).sum::<usize>() > MAX_MESSAGE_BYTES);
+    for descriptor in &all {
+        let session = client.open_registered(descriptor).await;
+        store(&session, descriptor, 1, fixture::full(descriptor)).await;
+    }
+    tokio::task::block_in_place(|| {
+        for from in [position, None] {
+            let mut watcher = Watcher::open(&daemon, &[], from);
+            watcher.until("all of them", |view| view.len() == all.len());
+        }
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

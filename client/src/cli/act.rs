@@ -104,7 +104,7 @@ pub(super) struct Reset {
     /// Do not ask.
     #[arg(long, short)]
     yes: bool,
-    /// As JSON: {"chunks", "fenced_reservations"}.
+    /// As JSON: {"chunks", "fenced_reservations", "may_remain_elsewhere"}.
     #[arg(long)]
     json: bool,
 }
@@ -123,7 +123,12 @@ impl Reset {
             return json(&dropped);
         }
         let fenced = dropped.fenced_reservations;
-        Ok(format!("Forgotten: {label}; {} chunks, and {fenced} stores under way\n", dropped.chunks))
+        let mut text =
+            format!("Forgotten: {label}; {} chunks, and {fenced} stores under way\n", dropped.chunks);
+        if dropped.may_remain_elsewhere {
+            text += "Other daemons keep what they hold of namespaces that this one does not know: reset them too\n";
+        }
+        Ok(text)
     }
 }
 

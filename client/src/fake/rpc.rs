@@ -244,7 +244,7 @@ impl Admin for Rpc {
     }
     async fn reset(&self, _: Request<v1::ResetRequest>) -> Result<Response<v1::ResetResponse>, Status> {
         let dropped = std::mem::take(&mut self.0.held.lock().chunks).len() as u64;
-        Ok(Response::new(v1::ResetResponse { dropped_chunks: dropped, fenced_reservations: 0 }))
+        Ok(Response::new(v1::ResetResponse { dropped_chunks: dropped, ..v1::ResetResponse::default() }))
     }
     async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
         Err(Status::unimplemented("not in tests"))

@@ -15,10 +15,6 @@ use crate::gate::Place;
 /// How every connection of HTTP/2 begins.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// After so many bytes, both ways together, others have the thread: a connection whose bytes never end must not keep
-/// the calls of another one waiting. About as long as the copy of a frame.
-const SLICE_BYTES: usize = 256 << 10;
-
 /// Bytes as they come from `io`; calls find the peer in their extensions.
 #[derive(Debug)]
 pub(crate) struct Conn<S> {
@@ -26,8 +22,6 @@ pub(crate) struct Conn<S> {
     peer: Arc<Peer>,
     /// Bytes of the preface that were read here and not yet passed on.
     preface: &'static [u8],
-    /// Bytes since the connection last waited.
-    moved_bytes: usize,
     _place: Place,
 }
 
@@ -45,32 +39,7 @@ impl<S: AsyncRead + Unpin> Conn<S> {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2"));
             }
         }
-        Ok(Self { io, peer: Arc::new(peer), preface: PREFACE, moved_bytes: 0, _place: place })
-    }
-}
-
-impl<S> Conn<S> {
-    /// Whether it is others' turn; then this one is called again after them.
-    fn is_over(&mut self, context: &Context<'_>) -> bool {
-        let over = self.moved_bytes >= SLICE_BYTES;
-        if over {
-            self.moved_bytes = 0;
-            context.waker().wake_by_ref();
-        }
-        over
-    }
-    fn moved<T>(
-        &mut self,
-        done: Poll<io::Result<T>>,
-        bytes: impl FnOnce(&T) -> usize,
-    ) -> Poll<io::Result<T>> {
-        match &done {
-            Poll::Ready(Ok(what)) => self.moved_bytes += bytes(what),
-            // Others have the thread now.
-            Poll::Pending => self.moved_bytes = 0,
-            Poll::Ready(Err(_)) => {}
-        }
-        done
+        Ok(Self { io, peer: Arc::new(peer), preface: PREFACE, _place: place })
     }
 }
 
@@ -94,12 +63,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Conn<S> {
             self.preface = later;
             return Poll::Ready(Ok(()));
         }
-        if self.is_over(context) {
-            return Poll::Pending;
-        }
-        let before = into.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(context, into);
-        self.moved(read, |()| into.filled().len() - before)
+        Pin::new(&mut self.io).poll_read(context, into)
     }
 }
 
@@ -109,11 +73,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Conn<S> {
         context: &mut Context<'_>,
         from: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.is_over(context) {
-            return Poll::Pending;
-        }
-        let written = Pin::new(&mut self.io).poll_write(context, from);
-        self.moved(written, |count| *count)
+        Pin::new(&mut self.io).poll_write(context, from)
     }
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_flush(context)
@@ -126,11 +86,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Conn<S> {
         context: &mut Context<'_>,
         from: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        if self.is_over(context) {
-            return Poll::Pending;
-        }
-        let written = Pin::new(&mut self.io).poll_write_vectored(context, from);
-        self.moved(written, |count| *count)
+        Pin::new(&mut self.io).poll_write_vectored(context, from)
     }
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()

@@ -217,7 +217,7 @@ impl Policy {
 }
 
 fn tenant(spec: TenantSpec, usage: Option<Arc<Usage>>) -> Arc<Tenant> {
-    Arc::new(Tenant { spec, usage: usage.unwrap_or_else(Usage::new) })
+    Arc::new(Tenant { rights_id: rand::random(), spec, usage: usage.unwrap_or_else(Usage::new) })
 }
 
 /// A tenant without rights of its own.

@@ -48,6 +48,8 @@ pub(crate) struct DomainQuota {
     pub(crate) chunks: u64,
     /// Open sessions.
     pub(crate) sessions: u64,
+    /// Watchers of events.
+    pub(crate) watchers: u64,
     /// Staging regions.
     pub(crate) staging_bytes: u64,
     /// Parts that are reserved, being written, or waiting for others of their chunk.
@@ -269,6 +271,7 @@ struct RawQuota {
     bytes: Option<Spanned<ByteSize>>,
     chunks: Option<Spanned<u64>>,
     sessions: Option<Spanned<u64>>,
+    watchers: Option<Spanned<u64>>,
     staging_bytes: Option<Spanned<ByteSize>>,
     inflight_bytes: Option<Spanned<ByteSize>>,
     store_bytes_per_second: Option<Spanned<ByteSize>>,
@@ -399,6 +402,7 @@ fn tenant_spec(raw: RawTenant) -> Result<TenantSpec, Wrong> {
             bytes: above_zero(raw.quota.bytes)?,
             chunks: some(raw.quota.chunks)?,
             sessions: some(raw.quota.sessions)?,
+            watchers: some(raw.quota.watchers)?,
             staging_bytes: above_zero(raw.quota.staging_bytes)?,
             inflight_bytes: above_zero(raw.quota.inflight_bytes)?,
         },

@@ -31,6 +31,8 @@ impl Usage {
 /// One tenant of the policy in force.
 #[derive(Debug)]
 pub(crate) struct Tenant {
+    /// Stands for its rights; another one each time the policy is read. Random, since it tells others nothing that way.
+    pub(crate) rights_id: u64,
     pub(crate) spec: TenantSpec,
     pub(crate) usage: Arc<Usage>,
 }

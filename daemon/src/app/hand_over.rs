@@ -149,7 +149,7 @@ impl RunningApp {
     async fn again(mut self, inherited: Inherited) -> Result<HandedOver, AppError> {
         let Inherited { doors, arena } = inherited;
         self.close().await;
-        let mut config = self.config.clone();
+        let mut config = self.in_force.lock().clone();
         config.engine.arena.discard = false;
         drop(self);
         let app = Self::begin(config, doors, Some(arena), DiskTrouble::Warns).await?;

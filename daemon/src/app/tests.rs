@@ -68,6 +68,19 @@ async fn a_take_over_is_refused_while_a_read_of_the_disk_hangs_and_the_daemon_se
     app.shutdown().await;
 }
 
+/// Its superblock is a pipe that nobody writes: opening it takes until somebody does.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_does_not_wait_for_ever_for_a_disk_that_hangs() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path()).disk.unwrap();
+    let pipe = config.path.join("superblock");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let opened = tiers::open_in_time(&config, Duration::from_millis(50)).await.unwrap();
+    let said = opened.map(drop).unwrap_err().to_string();
+    assert!(said.contains("come to no end") && said.contains(&config.path.display().to_string()), "{said}");
+    std::fs::write(&pipe, b"let it go").unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_take_over_in_vain_a_disk_that_is_gone_does_not_end_the_daemon() {
     let dir = tempfile::tempdir().unwrap();
@@ -83,6 +96,35 @@ async fn after_a_take_over_in_vain_a_disk_that_is_gone_does_not_end_the_daemon()
     app.phase().wait_for(|phase| phase.is_ready()).await.unwrap();
     assert!(app.tiers.stack.is_none());
     app.engine().open_session("served", 1).unwrap();
+    app.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_take_over_in_vain_what_was_reloaded_before_is_still_in_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tenderd.toml");
+    let write = |sessions: usize| {
+        let text = format!(
+            "listen = [\"unix:{0}/tenderd.sock\"]\n[arena]\nplace = \"{0}/arena\"\nsize = \"16MiB\"\n[limits]\nmax_sessions = {sessions}\nmax_inflight = \"8MiB\"\nmax_session_inflight = \"8MiB\"\n",
+            dir.path().display()
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    write(2);
+    let config = Config::load(["tenderd".into(), "--config".into(), file.clone().into()]).unwrap();
+    let app = started(&config).await;
+    write(1);
+    let reread = config.source.reread().unwrap().unwrap();
+    app.engine().set_limits(crate::engine::Limits::from(&reread.config.engine));
+    *app.in_force.lock() = reread.config;
+    let taking = spawn_take(config.clone());
+    let coming = app.successor().await;
+    let handing = tokio::spawn(app.hand_over(coming));
+    drop(taking.await.unwrap().unwrap().expect("somebody runs there"));
+    let app = kept(handing.await.unwrap().unwrap());
+    app.phase().wait_for(|phase| phase.is_ready()).await.unwrap();
+    let _one = app.engine().open_session("one", 1).unwrap();
+    assert!(app.engine().open_session("two", 1).is_err(), "the limit of before the reload is back");
     app.shutdown().await;
 }
 

@@ -11,7 +11,7 @@ use crate::config::{Config, DiskConfig, Listen, PeersConfig};
 use crate::engine::{Engine, House, ResetScope};
 use crate::metrics::Metrics;
 use crate::task::blocking;
-use crate::tier::disk::Disk;
+use crate::tier::disk::{Disk, DiskError};
 use crate::tier::generations::{Forget, Generations};
 use crate::tier::peers::{self, PeerTier, Place};
 use crate::tier::shared::SharedTier;
@@ -23,6 +23,8 @@ const FOLDER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// For opening a disk that the daemon can do without.
 const OPEN_TIME: Duration = Duration::from_secs(10);
+/// For opening one that it begins with: all its room may have to be taken first.
+const FIRST_OPEN_TIME: Duration = Duration::from_secs(120);
 /// For tiers to let go of what they hold. A disk that hangs is left behind.
 const LAST_TIME: Duration = Duration::from_secs(2);
 
@@ -97,27 +99,36 @@ async fn open_disk(
     config: &DiskConfig,
     around: &Surroundings<'_>,
 ) -> Result<Option<Arc<dyn Tier>>, AppError> {
-    let config = config.clone();
+    let limit = match around.disk_trouble {
+        DiskTrouble::Ends => FIRST_OPEN_TIME,
+        DiskTrouble::Warns => OPEN_TIME,
+    };
+    match open_in_time(config, limit).await? {
+        Ok(disk) => {
+            let disk = Arc::new(disk);
+            around.metrics.watch_disk(&disk);
+            Ok(Some(disk))
+        }
+        Err(error) if around.disk_trouble == DiskTrouble::Ends => Err(error.into()),
+        Err(error) => {
+            tracing::error!(%error, "serving without the disk tier until the next start");
+            Ok(None)
+        }
+    }
+}
+
+/// The thread of a disk that hangs is left behind.
+pub(super) async fn open_in_time(
+    config: &DiskConfig,
+    limit: Duration,
+) -> Result<Result<Disk, DiskError>, AppError> {
+    let (config, folder) = (config.clone(), config.path.clone());
     let opening = blocking("open disk", move || Disk::open(&config, FOLDER_PATIENCE));
-    let opened = match around.disk_trouble {
-        DiskTrouble::Ends => Ok(opening.await),
-        DiskTrouble::Warns => tokio::time::timeout(OPEN_TIME, opening).await,
-    };
-    let failed = |source| AppError::System { what: "the disk's thread", source: io::Error::other(source) };
-    let why = match opened {
-        Ok(opened) => match opened.map_err(failed)? {
-            Ok(disk) => {
-                let disk = Arc::new(disk);
-                around.metrics.watch_disk(&disk);
-                return Ok(Some(disk));
-            }
-            Err(error) if around.disk_trouble == DiskTrouble::Ends => return Err(error.into()),
-            Err(error) => error.to_string(),
-        },
-        Err(_) => "the disk hangs".to_owned(),
-    };
-    tracing::error!(why, "serving without the disk tier until the next start");
-    Ok(None)
+    match tokio::time::timeout(limit, opening).await {
+        Ok(opened) => opened
+            .map_err(|error| AppError::System { what: "the disk's thread", source: io::Error::other(error) }),
+        Err(_) => Ok(Err(DiskError::Hangs { folder, waited: limit })),
+    }
 }
 
 /// What is known of the namespaces' generations, in the directory and the shared store alike.

@@ -242,9 +242,12 @@ pub(super) fn default_arena_path(name: &str) -> PathBuf {
     format!("/dev/shm/tender-{name}.arena").into()
 }
 
+/// More than there are processors, so that a lookup finds a thread while those are busy with others' bytes. Which of them
+/// runs is the system's to decide, and it lets nobody wait for the end of somebody's work.
+const MORE_THREADS_THAN_CPUS: usize = 2;
+
 pub(super) fn worker_threads_of_host() -> usize {
-    // Two at least: a call that hashes must not hold up a lookup on a one-core host either.
-    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
+    std::thread::available_parallelism().map_or(1, usize::from) + MORE_THREADS_THAN_CPUS
 }
 
 pub(super) fn at_least_one(flag: &'static str, n: usize) -> Result<usize, ConfigError> {

@@ -96,7 +96,7 @@ pub(super) fn text(id: &str) -> Option<String> {
         "tls-cert" | "tls-key" | "tls-client-ca" => "none".into(),
         "tls-client-auth" => format!("{:?}", CLIENT_AUTH).to_lowercase(),
         "take_over" => TAKE_OVER.to_string(),
-        "worker_threads" => "one for each CPU, at least 2".into(),
+        "worker_threads" => "two more than there are CPUs".into(),
         "arena-size" => size(ARENA_SIZE),
         "arena-path" => default_arena_path("NAME").display().to_string(),
         "arena-prefault" => ARENA_PREFAULT.to_string(),

@@ -14,9 +14,10 @@ use super::{Core, Engine};
 use crate::index::Walk;
 use crate::index::journal::Event;
 use crate::namespace::Named;
+use crate::share::Place;
 
 /// Each costs a wake-up for every change.
-const MAX_FOLLOWERS: usize = 64;
+pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 /// Where somebody who followed before wants to go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,6 +55,7 @@ pub(crate) struct Follower {
     state: State,
     /// Pages and changes take turns.
     page_is_next: bool,
+    _place: Option<Place>,
 }
 
 #[derive(Debug)]
@@ -69,8 +71,8 @@ enum State {
 }
 
 impl Engine {
-    /// Follows from here on. Refused: too many do.
-    pub(crate) fn follow(&self, from: Position) -> Result<Follower, Refusal> {
+    /// Follows from here on, for somebody of this domain. Refused: too many do, or too many of the domain.
+    pub(crate) fn follow(&self, from: Position, domain: &Arc<str>) -> Result<Follower, Refusal> {
         let core = &self.core;
         core.counted(|| {
             let journal = core.index.journal();
@@ -81,12 +83,17 @@ impl Engine {
                     "end another one, or let one watcher tell many",
                 ));
             }
+            let share = core.shares.of(domain);
+            let place = share.map(|share| share.watch()).transpose().map_err(|reason| {
+                let advice = "end another one, or let the policy give the tenant more";
+                Refusal::new(reason, "one watcher more than the tenant's share", advice)
+            })?;
             let wakes = journal.wakes();
             let (at, state) = match from {
                 Position::Start => (journal.next(), State::Fresh { lost: false }),
                 Position::At(at) => (at, State::Catching(0)),
             };
-            Ok(Follower { core: Arc::clone(core), wakes, at, state, page_is_next: false })
+            Ok(Follower { core: Arc::clone(core), wakes, at, state, page_is_next: false, _place: place })
         })
     }
 
@@ -94,6 +101,16 @@ impl Engine {
     #[cfg(test)]
     pub(crate) fn keep_changes(&self, kept: usize) {
         self.core.index.journal().keep(kept);
+    }
+    /// The same when so many bytes of descriptors were in them.
+    #[cfg(test)]
+    pub(crate) fn keep_descriptors(&self, bytes: usize) {
+        self.core.index.journal().keep_descriptors(bytes);
+    }
+    /// Namespaces that the kept changes hold on to.
+    #[cfg(test)]
+    pub(crate) fn kept_namespaces(&self) -> usize {
+        self.core.index.journal().namespaces()
     }
 }
 

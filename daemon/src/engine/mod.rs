@@ -47,7 +47,7 @@ use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
 pub(crate) use explain::Fate;
-pub(crate) use follow::{Follower, News, Position};
+pub(crate) use follow::{Follower, MAX_FOLLOWERS, News, Position};
 use history::{History, Left};
 pub(crate) use house::{Filling, House, HouseLease, OpenChunk, Unfilled};
 pub use read::PartReader;

@@ -4,7 +4,7 @@
 //! here is the order in which lookups came to see them: who applies them to what was there at some moment has what is
 //! there now. Nobody who changes anything waits for anybody who reads: what is too old is overwritten.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use tender_proto::{ChunkId, Coverage, Reason};
@@ -15,6 +15,9 @@ use crate::sync::Mutex;
 
 /// Some seconds of a busy daemon, in about 5 MB.
 const KEPT: usize = 65_536;
+/// Of the descriptors of namespaces whose changes are kept: those of some thousands of models. Who registers ever new
+/// ones loses changes for those who fall behind, and not memory.
+const KEPT_DESCRIPTOR_BYTES: usize = 64 << 20;
 /// Nothing in a model looks at it, and its lock would only multiply the orders to look at.
 const OFF: bool = cfg!(feature = "loom");
 
@@ -47,13 +50,25 @@ pub(crate) struct Journal {
 struct Inner {
     next: u64,
     kept: usize,
+    kept_descriptor_bytes: usize,
     /// The last has the number before `next`.
     events: VecDeque<Event>,
+    /// How many of them each namespace has, by its number.
+    changes_of: HashMap<u32, usize>,
+    /// Of the descriptors of all these.
+    descriptor_bytes: usize,
 }
 
 impl Journal {
     pub(super) fn new() -> Self {
-        let inner = Inner { next: 1, kept: KEPT, events: VecDeque::new() };
+        let inner = Inner {
+            next: 1,
+            kept: KEPT,
+            kept_descriptor_bytes: KEPT_DESCRIPTOR_BYTES,
+            events: VecDeque::new(),
+            changes_of: HashMap::new(),
+            descriptor_bytes: 0,
+        };
         Self { inner: Mutex::new(inner), head: watch::Sender::new(1) }
     }
 
@@ -85,11 +100,7 @@ impl Journal {
     }
 
     fn push(&self, inner: &mut Inner, event: Event) {
-        if inner.events.len() >= inner.kept {
-            inner.events.pop_front();
-        }
-        inner.events.push_back(event);
-        inner.next += 1;
+        inner.push(event);
         if self.head.receiver_count() > 0 {
             self.head.send_replace(inner.next);
         }
@@ -122,8 +133,45 @@ impl Journal {
     pub(crate) fn keep(&self, kept: usize) {
         let mut inner = self.inner.lock();
         inner.kept = kept;
-        while inner.events.len() > kept {
-            inner.events.pop_front();
+        inner.forget_old();
+    }
+    /// The same by the bytes of descriptors.
+    #[cfg(test)]
+    pub(crate) fn keep_descriptors(&self, bytes: usize) {
+        let mut inner = self.inner.lock();
+        inner.kept_descriptor_bytes = bytes;
+        inner.forget_old();
+    }
+    /// Namespaces whose descriptors are kept.
+    #[cfg(test)]
+    pub(crate) fn namespaces(&self) -> usize {
+        self.inner.lock().changes_of.len()
+    }
+}
+
+impl Inner {
+    fn push(&mut self, event: Event) {
+        let changes = self.changes_of.entry(event.namespace.index).or_insert(0);
+        if *changes == 0 {
+            self.descriptor_bytes += event.namespace.descriptor_bytes;
+        }
+        *changes += 1;
+        self.events.push_back(event);
+        self.next += 1;
+        self.forget_old();
+    }
+
+    fn forget_old(&mut self) {
+        while self.events.len() > self.kept || self.descriptor_bytes > self.kept_descriptor_bytes {
+            let Some(Event { namespace, .. }) = self.events.pop_front() else { return };
+            let left = self.changes_of.get_mut(&namespace.index).map(|changes| {
+                *changes -= 1;
+                *changes
+            });
+            if left == Some(0) {
+                self.changes_of.remove(&namespace.index);
+                self.descriptor_bytes -= namespace.descriptor_bytes;
+            }
         }
     }
 }

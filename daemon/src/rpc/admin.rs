@@ -43,6 +43,7 @@ impl v1::admin_server::Admin for AdminService {
         let scope = verify::scope_of(&raw.namespace, raw.all, "reset");
         let scope = scope.map_err(|no| self.0.refuse_here("reset", no))?;
         let scope = self.own(&identity, scope).map_err(|no| self.0.refuse_here("reset", no))?;
+        let all = scope == Some(ResetScope::All);
         let answer = match scope {
             None => Ok(ResetAnswer::default()),
             Some(scope) => {
@@ -61,6 +62,7 @@ impl v1::admin_server::Admin for AdminService {
         Ok(Response::new(v1::ResetResponse {
             dropped_chunks: answer.dropped_chunks,
             fenced_reservations: answer.fenced_reservations,
+            may_remain_elsewhere: all && self.0.peers.is_some(),
         }))
     }
 

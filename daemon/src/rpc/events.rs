@@ -24,6 +24,8 @@ use crate::shutdown::Phase;
 
 /// Changes of one batch: some tens of kilobytes.
 const MAX_EVENTS: usize = 512;
+/// A batch has no more descriptors once it has so many bytes of them, which leaves it far below the longest message.
+const MAX_DESCRIPTOR_BYTES: usize = 8 << 20;
 /// An empty batch after this long, so that a dead connection is noticed and rights that were taken away end a watch.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
@@ -53,6 +55,19 @@ impl v1::events_server::Events for EventsService {
     }
 }
 
+/// A chunk that lookups find.
+type Held = (Arc<Named>, ChunkId, Coverage);
+
+/// What comes before anything else is asked of the follower.
+#[derive(Default, Debug)]
+enum Rest {
+    #[default]
+    Nothing,
+    Page(Vec<Held>),
+    /// From the change of this number on.
+    Changes(u64, Vec<Event>),
+}
+
 /// One watcher.
 #[derive(Debug)]
 struct Watch {
@@ -62,6 +77,8 @@ struct Watch {
     /// All where it is empty.
     wanted: HashSet<NamespaceDigest>,
     follower: Follower,
+    /// What was taken from it and did not fit into a batch.
+    rest: Rest,
     /// Where the last batch ended.
     told: u64,
     /// What a snapshot that begins now begins for.
@@ -82,12 +99,21 @@ impl Watch {
         }
         let raw = request.get_ref();
         let wanted = wanted(&raw.namespaces).map_err(|no| shared.refuse_here("watch", no))?;
-        let (from, start) = match (raw.boot_id.is_empty(), *raw.boot_id == *shared.boot.as_bytes()) {
-            (true, _) => (Position::Start, v1::WatchStart::First),
-            (false, false) => (Position::Start, v1::WatchStart::OtherBoot),
-            (false, true) => (Position::At(raw.from_sequence), v1::WatchStart::Lost),
+        let (from, start) = if raw.boot_id.is_empty() {
+            (Position::Start, v1::WatchStart::First)
+        } else if *raw.boot_id != *shared.boot.as_bytes() {
+            (Position::Start, v1::WatchStart::OtherBoot)
+        } else if raw.rights_id != identity.tenant.rights_id {
+            (Position::Start, v1::WatchStart::Policy)
+        } else {
+            (Position::At(raw.from_sequence), v1::WatchStart::Lost)
         };
-        let follower = shared.engine.follow(from).map_err(|no| shared.refuse("watch", no))?;
+        let follower = shared.engine.follow(from, identity.domain()).map_err(|no| {
+            if no.reason == Reason::OverQuota {
+                shared.access.note("watch", &identity, no.reason, "it has as many watchers as its quota");
+            }
+            shared.refuse("watch", no)
+        })?;
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
@@ -98,6 +124,7 @@ impl Watch {
             wanted,
             told: follower.next_sequence(),
             follower,
+            rest: Rest::Nothing,
             start,
             seen: HashMap::new(),
             heartbeat,
@@ -111,10 +138,15 @@ impl Watch {
             if let Err(no) = self.identify_again() {
                 return Some(Err(no));
             }
-            let batch = match self.follower.take(MAX_EVENTS) {
+            let news = match std::mem::take(&mut self.rest) {
+                Rest::Page(page) => News::Snapshot(page),
+                Rest::Changes(first, events) => News::Changes(first, events),
+                Rest::Nothing => self.follower.take(MAX_EVENTS),
+            };
+            let batch = match news {
                 News::Begin { lost } => self.begin(lost),
                 News::Snapshot(page) => self.page(page),
-                News::Changes(first, events) => self.changes(first, &events),
+                News::Changes(first, events) => self.changes(first, events),
                 News::Complete => v1::EventBatch { complete: true, ..v1::EventBatch::default() },
                 News::Nothing => match self.wait().await {
                     Wake::Changed => continue,
@@ -133,7 +165,11 @@ impl Watch {
 
     fn finish(&mut self, mut batch: v1::EventBatch) -> v1::EventBatch {
         batch.boot_id = Bytes::copy_from_slice(self.shared.boot.as_bytes());
-        batch.next_sequence = self.follower.next_sequence();
+        batch.rights_id = self.identity.tenant.rights_id;
+        batch.next_sequence = match self.rest {
+            Rest::Changes(next, _) => next,
+            Rest::Nothing | Rest::Page(_) => self.follower.next_sequence(),
+        };
         let begins = batch.start() != v1::WatchStart::Unspecified;
         batch.first_sequence = if begins { batch.next_sequence } else { self.told };
         self.told = batch.next_sequence;
@@ -151,8 +187,9 @@ impl Watch {
     /// A policy that was loaded since counts from now on. A watcher that may see more or less than before starts over.
     fn identify_again(&mut self) -> Result<(), Status> {
         let now = self.shown.identify(&self.shared, "watch")?;
-        if !Arc::ptr_eq(&now.tenant, &self.identity.tenant) {
+        if now.tenant.rights_id != self.identity.tenant.rights_id {
             self.identity = now;
+            self.rest = Rest::Nothing;
             self.start = v1::WatchStart::Policy;
             self.follower.restart();
         }
@@ -167,28 +204,39 @@ impl Watch {
         v1::EventBatch { start: start.into(), ..v1::EventBatch::default() }
     }
 
-    fn page(&mut self, page: Vec<(Arc<Named>, ChunkId, Coverage)>) -> v1::EventBatch {
-        let mut batch = v1::EventBatch::default();
-        for (namespace, chunk, coverage) in page {
-            if self.sees(&namespace, &mut batch) {
-                batch.snapshot.push(stored(&namespace, chunk, coverage));
+    fn page(&mut self, page: Vec<Held>) -> v1::EventBatch {
+        let (mut draft, mut rest) = (Draft::default(), page.into_iter());
+        while !draft.is_full()
+            && let Some((namespace, chunk, coverage)) = rest.next()
+        {
+            if self.sees(&namespace, &mut draft) {
+                draft.batch.snapshot.push(stored(&namespace, chunk, coverage));
             }
         }
-        batch
+        if rest.len() > 0 {
+            self.rest = Rest::Page(rest.collect());
+        }
+        draft.batch
     }
 
-    fn changes(&mut self, first: u64, events: &[Event]) -> v1::EventBatch {
-        let mut batch = v1::EventBatch::default();
-        for (sequence, event) in (first..).zip(events) {
-            if self.sees(&event.namespace, &mut batch) {
-                batch.events.push(v1::KvEvent { sequence, change: Some(change(event)) });
+    fn changes(&mut self, first: u64, events: Vec<Event>) -> v1::EventBatch {
+        let (mut draft, mut next, mut rest) = (Draft::default(), first, events.into_iter());
+        while !draft.is_full()
+            && let Some(event) = rest.next()
+        {
+            if self.sees(&event.namespace, &mut draft) {
+                draft.batch.events.push(v1::KvEvent { sequence: next, change: Some(change(&event)) });
             }
+            next += 1;
         }
-        batch
+        if rest.len() > 0 {
+            self.rest = Rest::Changes(next, rest.collect());
+        }
+        draft.batch
     }
 
     /// Whether the watcher may know what is in a namespace, and wants to. One that it sees for the first time is told.
-    fn sees(&mut self, namespace: &Named, batch: &mut v1::EventBatch) -> bool {
+    fn sees(&mut self, namespace: &Named, draft: &mut Draft) -> bool {
         if let Some(&sees) = self.seen.get(&namespace.index) {
             return sees;
         }
@@ -199,13 +247,27 @@ impl Watch {
         let sees = wanted && own && self.identity.rights_on(&descriptor.model, digest).read;
         self.seen.insert(namespace.index, sees);
         if sees {
-            batch.namespaces.push(v1::WatchedNamespace {
+            draft.descriptor_bytes += namespace.descriptor_bytes;
+            draft.batch.namespaces.push(v1::WatchedNamespace {
                 number: namespace.index,
                 namespace: Bytes::copy_from_slice(digest.as_bytes()),
                 descriptor: Some(descriptor.to_message()),
             });
         }
         sees
+    }
+}
+
+/// A batch that is being made.
+#[derive(Default)]
+struct Draft {
+    batch: v1::EventBatch,
+    descriptor_bytes: usize,
+}
+
+impl Draft {
+    fn is_full(&self) -> bool {
+        self.descriptor_bytes >= MAX_DESCRIPTOR_BYTES
     }
 }
 

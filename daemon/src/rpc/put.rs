@@ -33,9 +33,6 @@ pub(super) async fn receive(
         let taken = receiver.take(&frame);
         drop(turn);
         taken.map_err(|no| shared.refuse_here("put", no))?;
-        // A client that sends as fast as it can never has to be waited for: without this, all that is in its window would be
-        // copied and hashed before anybody else's call gets the thread.
-        tokio::task::yield_now().await;
         match timeout_at(receiver.deadline(), frames.message()).await {
             Ok(Ok(Some(next))) => frame = next,
             Ok(Ok(None)) => break receiver.give_up(Reason::WrongSize),

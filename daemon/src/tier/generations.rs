@@ -108,10 +108,6 @@ impl Generations {
     /// The directory or the store says so. If that is news, this daemon's chunks are forgotten when this returns; it is
     /// brought to its end even if nobody waits for it.
     pub(crate) async fn learn(self: &Arc<Self>, namespace: NamespaceDigest, seen: u64) -> Learned {
-        if seen >= GENERATION_END {
-            tracing::warn!(%namespace, generation = seen, "no reset has such a number; what says so is damaged");
-            return Learned::Same;
-        }
         if self.is_known(namespace, seen) {
             return Learned::Same;
         }
@@ -195,6 +191,11 @@ impl Generations {
 /// Numbers are times of day in ms and little more: from here on they are damage, and learnt they would never be overtaken.
 pub(crate) const GENERATION_END: u64 = 1 << 48;
 
+/// A generation from where others can write: directory, store, file. `None`: no reset gives such a number.
+pub(crate) fn parse(raw: u64) -> Option<u64> {
+    (raw < GENERATION_END).then_some(raw)
+}
+
 /// Of the time of day.
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -210,7 +211,7 @@ fn read(file: &Path) -> HashMap<NamespaceDigest, u64> {
     let text = fs::read_to_string(file).unwrap_or_default();
     let line = |line: &str| {
         let (namespace, generation) = line.split_once(' ')?;
-        let generation = generation.parse().ok().filter(|&generation| generation < GENERATION_END)?;
+        let generation = generation.parse().ok().and_then(parse)?;
         Some((NamespaceDigest::parse_hex(namespace).ok()?, generation))
     };
     text.lines().filter_map(line).collect()

@@ -1,6 +1,8 @@
-//! What a flood of one tenant does to the lookups of another: `tender-flood [SECONDS]`. The daemon, the one who floods
-//! and the one who looks things up are processes of their own, over TLS with certificates made for this run. Prints the
-//! lookups' median and 99th percentile alone, beside the flood, and alone again, and their ratios.
+//! What a flood of one tenant does to the lookups of another: `tender-flood [SECONDS [ROUNDS]]`. The daemon, the one who
+//! floods and the one who looks things up are processes of their own, over TLS with certificates made for this run.
+//!
+//! Each round looks up alone, beside a process that only burns one processor, and beside the flood. The second tells what
+//! a machine shared with the one who floods costs whatever the daemon does. Prints medians over the rounds.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -30,9 +32,13 @@ fn main() -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match words[..] {
         ["flood", dir, port] => runtime.block_on(flood(Path::new(dir), port)),
-        [] => runtime.block_on(measure(5)),
-        [seconds] => runtime.block_on(measure(seconds.parse()?)),
-        _ => Err("usage: tender-flood [SECONDS]".into()),
+        ["burn"] => loop {
+            std::hint::spin_loop();
+        },
+        [] => runtime.block_on(measure(5, 1)),
+        [seconds] => runtime.block_on(measure(seconds.parse()?, 1)),
+        [seconds, rounds] => runtime.block_on(measure(seconds.parse()?, rounds.parse()?)),
+        _ => Err("usage: tender-flood [SECONDS [ROUNDS]]".into()),
     }
 }
 
@@ -46,7 +52,7 @@ impl Drop for Running {
     }
 }
 
-async fn measure(seconds: u64) -> Result<(), Failure> {
+async fn measure(seconds: u64, rounds: usize) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in("/dev/shm")?;
     certify(dir.path())?;
     let policy = ["quiet", "flood"].map(|name| {
@@ -61,56 +67,92 @@ async fn measure(seconds: u64) -> Result<(), Failure> {
     for n in 0..LOOKED_UP {
         session.must_store(&model, fixture::chunk(n), PART, fixture::full(&model)).await;
     }
-    let round = Duration::from_secs(seconds);
-    look_up(&session, round.min(Duration::from_secs(1))).await?;
-    let before = look_up(&session, round).await?;
-    let flooding = Command::new(std::env::current_exe()?)
-        .arg("flood")
-        .args([dir.path(), Path::new(&port)])
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut flooding = Running(flooding);
-    // It says when it has begun, and then each store with one byte.
+    let time = Duration::from_secs(seconds);
+    look_up(&session, time.min(Duration::from_secs(1))).await?;
+    let (mut alone, mut burnt, mut flooded, mut stores) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for _ in 0..rounds.max(1) {
+        alone.push(look_up(&session, time).await?);
+        burnt.push(beside_a_burner(&session, time).await?);
+        let (seen, stored) = beside_a_flood(&session, time, dir.path(), &port).await?;
+        flooded.push(seen);
+        stores += stored;
+    }
+    println!(
+        "lookups of {LOOKED_UP} keys over TLS, one every {PAUSE:?} and their own time, medians of {rounds} rounds:"
+    );
+    let alone = Medians::of(&alone);
+    for (what, seen) in [
+        ("alone", alone),
+        ("beside a burnt processor", Medians::of(&burnt)),
+        ("beside the flood", Medians::of(&flooded)),
+    ] {
+        let (p50, p99) = (seen.p50.div_duration_f64(alone.p50), seen.p99.div_duration_f64(alone.p99));
+        println!("  {what:<24} p50 {:>9.2?} ({p50:>4.1} x)  p99 {:>9.2?} ({p99:>4.1} x)", seen.p50, seen.p99);
+    }
+    println!("the flood: {stores} stores and loads of {} MiB", (4 * FLOOD_BLOCK_BYTES) >> 20);
+    Ok(())
+}
+
+async fn beside_a_burner(session: &RawSession, time: Duration) -> Result<Seen, Failure> {
+    let _burning = Running(Command::new(std::env::current_exe()?).arg("burn").spawn()?);
+    look_up(session, time).await
+}
+
+/// With the number of chunks that the flood stored and loaded.
+async fn beside_a_flood(
+    session: &RawSession,
+    time: Duration,
+    dir: &Path,
+    port: &str,
+) -> Result<(Seen, usize), Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("flood").args([dir, Path::new(port)]).stdout(Stdio::piped());
+    let mut flooding = Running(command.spawn()?);
+    // It says each store with one byte, and is under way with the first.
     let mut said = flooding.0.stdout.take().ok_or("a pipe")?;
     said.read_exact(&mut [0])?;
-    let during = look_up(&session, round).await?;
+    let seen = look_up(session, time).await?;
     drop(flooding);
     let mut stores = Vec::new();
     said.read_to_end(&mut stores)?;
-    let after = look_up(&session, round).await?;
-    println!("lookups of {LOOKED_UP} keys over TLS, one every {PAUSE:?} and their own time:");
-    for (what, seen) in [("alone", &before), ("beside the flood", &during), ("alone again", &after)] {
-        println!("  {what:<17} p50 {:>10.2?}  p99 {:>10.2?}  of {}", seen.p50, seen.p99, seen.count);
+    Ok((seen, stores.len()))
+}
+
+/// Of some rounds.
+#[derive(Clone, Copy)]
+struct Medians {
+    p50: Duration,
+    p99: Duration,
+}
+
+impl Medians {
+    fn of(rounds: &[Seen]) -> Self {
+        let median = |of: fn(&Seen) -> Duration| {
+            let mut all: Vec<_> = rounds.iter().map(of).collect();
+            all.sort_unstable();
+            all[all.len() / 2]
+        };
+        Self { p50: median(|seen| seen.p50), p99: median(|seen| seen.p99) }
     }
-    let ratio =
-        |during: Duration, a: Duration, b: Duration| during.as_secs_f64() * 2.0 / (a + b).as_secs_f64();
-    println!("the flood: {} stores and loads of {} MiB", stores.len(), (4 * FLOOD_BLOCK_BYTES) >> 20);
-    println!(
-        "flooded / alone: p50 {:.1}  p99 {:.1}",
-        ratio(during.p50, before.p50, after.p50),
-        ratio(during.p99, before.p99, after.p99)
-    );
-    Ok(())
 }
 
 struct Seen {
     p50: Duration,
     p99: Duration,
-    count: usize,
 }
 
-async fn look_up(session: &RawSession, round: Duration) -> Result<Seen, Failure> {
+async fn look_up(session: &RawSession, time: Duration) -> Result<Seen, Failure> {
     let chunks: Vec<_> = (0..LOOKED_UP).map(fixture::chunk).collect();
     let namespace = fixture::small("quiet", 4096).digest();
     let (begin, mut took) = (Instant::now(), Vec::new());
-    while begin.elapsed() < round || took.len() < 100 {
+    while begin.elapsed() < time || took.len() < 100 {
         let start = Instant::now();
         session.lookup(namespace, &chunks, Ask::LOOK).await?;
         took.push(start.elapsed());
         tokio::time::sleep(PAUSE).await;
     }
     took.sort_unstable();
-    Ok(Seen { p50: took[took.len() / 2], p99: took[took.len() * 99 / 100], count: took.len() })
+    Ok(Seen { p50: took[took.len() / 2], p99: took[took.len() * 99 / 100] })
 }
 
 async fn flood(dir: &Path, port: &str) -> Result<(), Failure> {

@@ -16,14 +16,17 @@ fn a_policy_says_who_may_do_what_where_and_how_much() {
         "[[tenant]]\nname = \"search\"\nidentities = [\"uid:1000\", \"dns:Search.example\", \
          \"spiffe://prod/search\", \"token-blake3:{HEX}\"]\nallow = [\"read\"]\n\
          namespaces = [{{ model = \"llama-*\", allow = [\"write\"] }}]\n\
-         quota = {{ bytes = \"1GiB\", chunks = 10, store_bytes_per_second = \"5MiB\" }}\n\
+         quota = {{ bytes = \"1GiB\", chunks = 10, watchers = 2, store_bytes_per_second = \"5MiB\" }}\n\
          [[tenant]]\nname = \"ads\"\nshare = \"pool\"\nidentities = [\"uid:*\"]\nallow = [\"admin\", \"peer\"]\n"
     );
     let policy = parse(&text).unwrap();
     let [search, ads] = &policy.tenants[..] else { panic!("two tenants: {policy:?}") };
     assert_eq!((&*search.domain, &*ads.domain), ("search", "pool"));
     assert_eq!(search.identities[1], Identity::One(Caller::Dns("search.example".into())));
-    assert_eq!(search.quota, DomainQuota { bytes: 1 << 30, chunks: 10, ..DomainQuota::default() });
+    assert_eq!(
+        search.quota,
+        DomainQuota { bytes: 1 << 30, chunks: 10, watchers: 2, ..DomainQuota::default() }
+    );
     assert_eq!((search.store_rate_bytes, search.read_rate_bytes), (5 << 20, 0));
     assert_eq!(search.everywhere, Rights { read: true, ..Rights::NONE });
     let digest = NamespaceDigest::parse(&[0xab; 32]).unwrap();

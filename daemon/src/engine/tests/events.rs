@@ -8,6 +8,7 @@ use std::thread;
 use proptest::prelude::*;
 
 use super::*;
+use crate::access::policy::DomainQuota;
 use crate::index::journal::Change;
 
 const KEYS: u32 = 6;
@@ -76,8 +77,13 @@ impl View {
     }
 }
 
+/// The domain where there is no policy.
+fn nobody() -> Arc<str> {
+    Arc::from("")
+}
+
 fn follower(bench: &Bench) -> Follower {
-    bench.engine.follow(Position::Start).unwrap()
+    bench.engine.follow(Position::Start, &nobody()).unwrap()
 }
 
 /// What lookups find of all the keys of these tests.
@@ -277,12 +283,12 @@ fn a_watcher_goes_on_where_it_was_or_is_told_that_it_cannot() {
     let at = first.next_sequence();
     drop(first);
     bench.put(session, 1);
-    let mut second = bench.engine.follow(Position::At(at)).unwrap();
+    let mut second = bench.engine.follow(Position::At(at), &nobody()).unwrap();
     view.catch_up(&mut second);
     assert_eq!((view.chunks.clone(), view.begun), (found(&bench), 1));
     (2..8).for_each(|n| bench.put(session, n));
     for place in [at, 0, u64::MAX] {
-        let mut lost = bench.engine.follow(Position::At(place)).unwrap();
+        let mut lost = bench.engine.follow(Position::At(place), &nobody()).unwrap();
         assert!(matches!(lost.take(1), News::Begin { lost: true }), "{place}");
     }
 }
@@ -291,9 +297,47 @@ fn a_watcher_goes_on_where_it_was_or_is_told_that_it_cannot() {
 fn followers_have_a_limit_and_leave_their_place() {
     let bench = Bench::with_slots(4);
     let all: Vec<_> = (0..64).map(|_| follower(&bench)).collect();
-    assert_eq!(bench.engine.follow(Position::Start).unwrap_err().reason, Reason::TooMany);
+    assert_eq!(bench.engine.follow(Position::Start, &nobody()).unwrap_err().reason, Reason::TooMany);
     drop(all);
     follower(&bench);
+}
+
+#[test]
+fn a_domain_with_all_watchers_that_it_may_have_leaves_others_theirs() {
+    let bench = Bench::with_slots(4);
+    let [greedy, other, limited]: [Arc<str>; 3] = ["greedy", "other", "limited"].map(Arc::from);
+    let follow = |domain| bench.engine.follow(Position::Start, domain);
+    let mut all: Vec<_> = (0..32).map(|_| follow(&greedy).unwrap()).collect();
+    assert_eq!(follow(&greedy).unwrap_err().reason, Reason::OverQuota);
+    all.push(follow(&other).unwrap());
+    let quota = DomainQuota { watchers: 1, ..DomainQuota::default() };
+    bench.engine.set_quotas([(Arc::clone(&limited), quota)].into());
+    all.push(follow(&limited).unwrap());
+    assert_eq!(follow(&limited).unwrap_err().reason, Reason::OverQuota);
+    drop(all);
+    follow(&limited).unwrap();
+}
+
+/// Otherwise whoever registers ever new namespaces would make the daemon grow.
+#[test]
+fn changes_keep_no_more_descriptors_than_they_may_and_who_misses_them_is_told() {
+    let bench = Bench::with_slots(8);
+    let one = descriptor("model 10").in_domain("").encode().len();
+    bench.engine.keep_descriptors(3 * one);
+    let (mut view, mut slow) = (View::default(), follower(&bench));
+    view.catch_up(&mut slow);
+    for n in 10..20 {
+        let descriptor = descriptor(&format!("model {n}"));
+        let session = bench.engine.open_session("test", 1).unwrap();
+        bench.engine.register(session, descriptor.clone(), descriptor.digest(), None).unwrap();
+        store(&bench, session, descriptor.digest(), chunk(n), FULL, 1);
+        // Nothing is left of it but its changes.
+        bench.engine.reset(ResetScope::One(descriptor.digest()));
+        bench.engine.close_session(session);
+        assert_eq!(bench.engine.kept_namespaces(), 3.min(n as usize - 9));
+    }
+    view.catch_up(&mut slow);
+    assert_eq!((view.chunks, view.lost), (BTreeMap::new(), 1));
 }
 
 #[test]

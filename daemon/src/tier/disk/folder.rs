@@ -78,6 +78,19 @@ pub enum DiskError {
         /// What the system said.
         source: io::Error,
     },
+    /// Opening it came to no end.
+    #[error(
+        "opening the disk tier's folder {} has come to no end in {} s: see whether its disk hangs (the kernel's log says \
+         so), or serve without it by leaving --disk out; where the disk is only slow, start again: the room that was \
+         taken stays",
+        folder.display(), waited.as_secs()
+    )]
+    Hangs {
+        /// As configured.
+        folder: PathBuf,
+        /// For so long.
+        waited: Duration,
+    },
 }
 
 fn advice(error: &io::Error) -> &'static str {

@@ -8,9 +8,12 @@ use tender_proto::{ChunkId, NamespaceDigest};
 
 use super::entry::{DaemonId, Entry, Holder, Keys, MAX_HOLDERS, now_s};
 use super::link::{Ask, Link, LinkError};
+use crate::tier::generations::{self, GENERATION_END};
 
-/// Sets a number to at least ARGV[1], adds ARGV[2], and tells the outcome.
-const RAISE: &str = "local n = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), tonumber(ARGV[1])) + tonumber(ARGV[2]) \
+/// Sets a number to at least ARGV[1], adds ARGV[2], and tells the outcome. One from ARGV[3] on is damage, and forgotten.
+const RAISE: &str = "local n = tonumber(redis.call('GET', KEYS[1]) or '0') \
+                     if not n or not (n >= 0 and n < tonumber(ARGV[3])) then n = 0 end \
+                     n = math.max(n, tonumber(ARGV[1])) + tonumber(ARGV[2]) \
                      redis.call('SET', KEYS[1], string.format('%.0f', n)) return n";
 /// Takes a field out if it still has this value: its holder may have renewed it meanwhile.
 const FORGET: &str = "if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return redis.call('HDEL', KEYS[1], ARGV[1]) end return 0";
@@ -100,14 +103,21 @@ impl Directory {
         let mut asks: Vec<_> = namespaces.iter().map(|&namespace| self.ask_generation(namespace)).collect();
         asks.extend(changes.iter().map(|change| self.ask_change(*change, expires_s)));
         let mut answers = self.link.ask(asks, deadline).await?.into_iter();
-        let generations = answers.by_ref().take(namespaces.len()).map(read_generation);
-        let generations = generations.collect::<Result<Vec<_>, _>>()?;
+        let generations: Vec<_> = answers.by_ref().take(namespaces.len()).map(read_generation).collect();
         let crowded = changes.iter().zip(answers).filter_map(|(change, answer)| match change {
             Change::Publish(listed, _) if is_crowded(&answer) => Some(*listed),
             _ => None,
         });
         self.make_room(crowded.collect(), deadline).await?;
-        Ok(namespaces.into_iter().zip(generations).collect())
+        let known = |(namespace, generation)| match generation {
+            // One that is damaged says nothing about the others.
+            Err(LinkError::Damaged) => {
+                tracing::warn!(%namespace, "its generation in the directory is damaged; reset the namespace");
+                None
+            }
+            generation => Some(generation.map(|generation| (namespace, generation))),
+        };
+        namespaces.into_iter().zip(generations).filter_map(known).collect()
     }
 
     /// The namespace's generation.
@@ -120,7 +130,8 @@ impl Directory {
         answers.into_iter().next().ok_or(LinkError::Garbage).and_then(read_generation)
     }
 
-    /// Makes the generation at least `floor` and then `step` more; returns what it is. Asked even while the directory is
+    /// Makes the generation at least `floor` and then `step` more; returns what it is. One that is damaged begins anew from
+    /// `floor`. Asked even while the directory is
     /// left alone: somebody waits for the outcome.
     pub(crate) async fn raise(
         &self,
@@ -130,9 +141,9 @@ impl Directory {
         deadline: Instant,
     ) -> Result<u64, LinkError> {
         let mut raise = cmd("EVAL");
-        raise.arg(RAISE).arg(1).arg(self.keys.generation(namespace)).arg(floor).arg(step);
+        raise.arg(RAISE).arg(1).arg(self.keys.generation(namespace)).arg(floor).arg(step).arg(GENERATION_END);
         let answers = self.link.ask_now(&[Ask(vec![raise])], deadline).await?;
-        read(answers.into_iter().flatten().next())
+        read_generation(answers.into_iter().flatten().collect())
     }
 
     /// This daemon lives and is reached there.
@@ -266,7 +277,18 @@ fn read<T: FromRedisValue>(value: Option<Value>) -> Result<T, LinkError> {
 
 /// A namespace that was never reset has no key.
 fn read_generation(answer: Vec<Value>) -> Result<u64, LinkError> {
-    read::<Option<u64>>(answer.into_iter().next()).map(Option::unwrap_or_default)
+    let raw = read::<Option<Vec<u8>>>(answer.into_iter().next().map(as_text))?;
+    let Some(raw) = raw else { return Ok(0) };
+    let number = std::str::from_utf8(&raw).ok().and_then(|text| text.parse().ok());
+    number.and_then(generations::parse).ok_or(LinkError::Damaged)
+}
+
+/// A script answers with a number where a key has text.
+fn as_text(value: Value) -> Value {
+    match value {
+        Value::Int(number) => Value::BulkString(number.to_string().into_bytes()),
+        value => value,
+    }
 }
 
 /// A hash's fields; what is no hash has none.

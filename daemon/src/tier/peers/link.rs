@@ -40,6 +40,9 @@ pub(crate) enum LinkError {
     /// It answered with an error, or could not be reached.
     #[error("the directory cannot be used: {0}")]
     Store(#[from] RedisError),
+    /// A generation that no reset gives.
+    #[error("the namespace's generation in the directory is damaged; reset the namespace")]
+    Damaged,
     /// An answer that makes no sense.
     #[error("the directory answered what no daemon understands")]
     Garbage,

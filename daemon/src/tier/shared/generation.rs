@@ -19,7 +19,7 @@ use tender_proto::NamespaceDigest;
 
 use super::layout;
 use super::store::{Store, StoreError};
-use crate::tier::generations::{GENERATION_END, now_ms};
+use crate::tier::generations::{self, now_ms};
 
 /// A reset by another daemon is seen by `find` this much later at most; `fetch` always asks.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(1);
@@ -62,7 +62,8 @@ impl FromStr for Generation {
         let digits =
             text.len() == 32 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         let number = u128::from_str_radix(text, 16).ok().filter(|_| digits).ok_or(NoGeneration)?;
-        Some(Self(number.to_be_bytes())).filter(|read| read.number() < GENERATION_END).ok_or(NoGeneration)
+        let read = Self(number.to_be_bytes());
+        generations::parse(read.number()).map(|_| read).ok_or(NoGeneration)
     }
 }
 
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_generation_reads_back_and_nothing_else_is_one() {
-        for number in [0, 1_790_000_000_000, GENERATION_END - 1] {
+        for number in [0, 1_790_000_000_000, generations::GENERATION_END - 1] {
             let generation = Generation::of(number);
             assert_eq!(generation.to_string().parse(), Ok(generation));
             assert_eq!(generation.number(), number);

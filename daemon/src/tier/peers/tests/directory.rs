@@ -1,7 +1,9 @@
 //! What stands in the store.
 
 use super::*;
+use crate::engine::tests::b;
 use crate::tier::peers::entry::MAX_HOLDERS;
+use crate::tier::peers::link::LinkError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_entry_names_no_more_than_its_bound_and_the_first_stay() {
@@ -86,6 +88,31 @@ async fn a_generation_only_goes_up() {
     assert_eq!(directory.raise(a(), 5, 0, soon()).await.unwrap(), time + 1);
     assert_eq!(directory.raise(a(), 5, 1, soon()).await.unwrap(), time + 2);
     assert_eq!(directory.generation(a(), soon()).await.unwrap(), time + 2);
+}
+
+/// Learnt, it could never be overtaken: whoever reads one must not take it for a generation, and a reset mends it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_generation_is_believed_by_nobody_and_mended_by_a_reset() {
+    let redis = Redis::start();
+    let directory = directory_of(&Setup::on(redis.uri()));
+    let time = 1_790_000_000_000;
+    assert_eq!(directory.raise(a(), time, 1, soon()).await.unwrap(), time + 1);
+    let keys = redis.command(&["KEYS", "test:g:*"]);
+    let key = keys.trim();
+    for damage in ["281474976710656", "18446744073709551616", "-1", "1e300", "nonsense", "nan"] {
+        redis.command(&["SET", key, damage]);
+        let read = directory.generation(a(), soon()).await;
+        assert!(matches!(read, Err(LinkError::Damaged)), "{damage}: {read:?}");
+        // Others are told of all the same.
+        let publish = |namespace| {
+            let listed = Listed { namespace, generation: 0, chunk: chunk(1) };
+            Change::Publish(listed, honest_entry(chunk(1)))
+        };
+        let told = directory.apply(&[publish(a()), publish(b())], soon()).await.unwrap();
+        assert_eq!(told, [(b(), 0)], "{damage}");
+        assert_eq!(directory.raise(a(), time, 1, soon()).await.unwrap(), time + 1, "{damage}");
+        assert_eq!(directory.generation(a(), soon()).await.unwrap(), time + 1, "{damage}");
+    }
 }
 
 /// docs/directory.md says how much memory an entry takes.
