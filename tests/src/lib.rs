@@ -18,6 +18,7 @@
 //! * [`fuzz`]: targets for hostile bytes; their corpus is replayed.
 //! * [`conserve`]: nothing lost, nothing leaked.
 //! * [`scale`]: a thousand daemons and their directory, simulated, and the formulas beside it.
+//! * [`parts`]: index, allocator and re-attach of the daemon, measured without memory for the chunks' bytes.
 //! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
@@ -33,6 +34,7 @@ pub mod keys;
 pub mod mixed;
 pub mod model;
 pub mod oracle;
+pub mod parts;
 pub mod pattern;
 pub mod process;
 pub mod proxy;
