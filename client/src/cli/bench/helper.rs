@@ -44,25 +44,42 @@ impl Peer {
     }
 }
 
-/// A process that has said its first line.
-pub(super) struct Started {
-    pub(super) child: Child,
-    pub(super) line: String,
+/// A process that has said its first line. Ended with this.
+pub(super) struct Helper {
+    child: Child,
+    line: String,
 }
 
-/// Starts one. It may end when its standard input does, which is when we do.
-pub(super) fn start(arguments: &[OsString]) -> Result<Started, ClientError> {
-    let error = |error| failed("another process", error);
-    let mut child = Command::new(std::env::current_exe().map_err(error)?)
-        .arg("bench-peer")
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(error)?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut line).map_err(error)?;
+impl Helper {
+    /// Starts one. It may end when its standard input does, which is when we do.
+    pub(super) fn start(arguments: &[OsString]) -> Result<Self, ClientError> {
+        let error = |error| failed("another process", error);
+        let child = Command::new(std::env::current_exe().map_err(error)?)
+            .arg("bench-peer")
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(error)?;
+        let mut helper = Self { child, line: String::new() };
+        if let Some(stdout) = helper.child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut helper.line).map_err(error)?;
+        }
+        Ok(helper)
     }
-    Ok(Started { child, line: line.trim().to_owned() })
+
+    /// What it said, without the line's end.
+    pub(super) fn line(&self) -> &str {
+        self.line.trim_end()
+    }
+    pub(super) fn process(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
 }

@@ -2,7 +2,6 @@
 //! rustls.
 
 use std::path::{Path, PathBuf};
-use std::process::Child;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -10,7 +9,7 @@ use tokio::runtime::Runtime;
 
 use super::certificates::Certificates;
 use super::failed;
-use super::helper;
+use super::helper::Helper;
 use crate::error::ClientError;
 
 /// Bytes handed to the socket at a time, the payload of our own frames.
@@ -57,7 +56,7 @@ async fn answer(mut stream: Stream, mut buffer: Vec<u8>) -> std::io::Result<()> 
 
 /// Our side. The process is ended with this.
 pub(super) struct BarePeer {
-    child: Child,
+    process: Helper,
     runtime: Runtime,
     stream: Stream,
     buffer: Vec<u8>,
@@ -71,8 +70,8 @@ impl BarePeer {
             arguments
                 .extend(["--certificates".into(), PathBuf::from(certificates.folder()).into_os_string()]);
         }
-        let helper::Started { child, line } = helper::start(&arguments)?;
-        let port: u16 = line.parse().map_err(|_| failed("the bare peer", "it told no port"))?;
+        let process = Helper::start(&arguments)?;
+        let port: u16 = process.line().parse().map_err(|_| failed("the bare peer", "it told no port"))?;
         let runtime = runtime()?;
         let tls = certificates.map(Certificates::connector).transpose()?;
         let connected = runtime.block_on(async {
@@ -85,10 +84,10 @@ impl BarePeer {
             Ok::<_, std::io::Error>(stream)
         });
         let stream = connected.map_err(|error| failed("the bare peer", error))?;
-        Ok(Self { child, runtime, stream, buffer: vec![2; bytes] })
+        Ok(Self { process, runtime, stream, buffer: vec![2; bytes] })
     }
     pub(super) fn process(&self) -> u32 {
-        self.child.id()
+        self.process.process()
     }
 
     /// The peer sends, we receive.
@@ -110,13 +109,6 @@ impl BarePeer {
             stream.read_u8().await
         });
         moved.map(drop).map_err(|error| failed("the bare peer", error))
-    }
-}
-
-impl Drop for BarePeer {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
     }
 }
 

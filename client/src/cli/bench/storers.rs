@@ -1,13 +1,13 @@
 //! Other clients that store as fast as they can, in a process of their own, while something else is measured.
 
 use std::io::Read;
-use std::process::Child;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::helper::Helper;
 use super::memory::EngineMemory;
-use super::{failed, helper, local};
+use super::{failed, local};
 use crate::config::{Address, TransportChoice};
 use crate::error::ClientError;
 
@@ -17,23 +17,19 @@ const STEP_CHUNKS: usize = 4;
 
 /// Ended with this.
 pub(super) struct Storers {
-    child: Child,
+    _process: Helper,
 }
 
 impl Storers {
     /// Returns when all of them store.
     pub(super) fn start(daemon: &Address, clients: usize) -> Result<Self, ClientError> {
         let words = ["store", "--daemon", &daemon.to_string(), "--clients", &clients.to_string()];
-        let helper::Started { child, line } = helper::start(&words.map(Into::into))?;
-        let storers = Self { child };
-        if line == "storing" { Ok(storers) } else { Err(failed("other clients", "they do not store")) }
-    }
-}
-
-impl Drop for Storers {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
+        let process = Helper::start(&words.map(Into::into))?;
+        if process.line() == "storing" {
+            Ok(Self { _process: process })
+        } else {
+            Err(failed("other clients", "they do not store"))
+        }
     }
 }
 
