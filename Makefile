@@ -112,8 +112,9 @@ test-vllm: build wheel ## vLLM on the CPU, each scenario compared with a run wit
 	@printf '\n=== vLLM tests\n'
 	$(PYTHON) -m pytest tests/python/vllm --durations=5
 
-bench: build ## Store, load and lookup against memcpy and a bare TCP stream
-	target/release/tender bench
+bench: ## Everything that docs/benchmarks.md has a goal for, in some minutes (ARGS=--compare=old.json)
+	cargo build --locked --release -p tender-daemon -p tender-client -p tender-tests --bins
+	target/release/tender bench --suite $(ARGS)
 
 sanitize: ## Crates with unsafe code under AddressSanitizer, the engine under ThreadSanitizer (minutes; not in `make test`)
 	@scripts/sanitize.sh address

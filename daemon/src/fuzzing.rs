@@ -1,17 +1,19 @@
-//! Doors for the fuzz targets of `tests/`: parts of the daemon that are private to it, as they are. Only builds with
+//! Doors for the fuzz targets and measurements of `tests/`: parts of the daemon that are private to it, as they are. Only builds with
 //! the feature `fuzzing` have this module.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tender_proto::BootId;
+use tender_proto::{BootId, ChunkId, NamespaceDigest};
 use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tonic::body::Body;
 
 use crate::access::Access;
-pub use crate::arena::forge::{Places, places, seal_header, seal_record};
-use crate::engine::Engine;
+pub use crate::arena::forge::{Places, places, seal_header, seal_record, sparse};
+use crate::clock::SystemClock;
+use crate::engine::{Engine, EngineConfig, StartError};
 use crate::fair::Fair;
 use crate::metrics::Metrics;
 use crate::rpc::status::RefusalLog;
@@ -64,4 +66,15 @@ impl InProcess {
 pub async fn attend(client: UnixStream, engine: Arc<Engine>) {
     let access = Arc::new(Access::open());
     crate::fds::attend(client, crate::fds::Hands { engine, access }).await;
+}
+
+/// An engine over an arena's file that another one gave away: what it holds is served.
+pub fn adopt(config: EngineConfig, file: File) -> Result<Engine, StartError> {
+    Engine::adopt(config, Arc::new(SystemClock), file)
+}
+
+/// Makes a chunk of one part READY whose bytes nobody has written; with `record` the arena's file says so, too. False:
+/// there was no room, or the chunk was there.
+pub fn stock(engine: &Engine, namespace: NamespaceDigest, chunk: ChunkId, bytes: u64, record: bool) -> bool {
+    engine.stock(namespace, chunk, bytes, record)
 }

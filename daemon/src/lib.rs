@@ -14,7 +14,7 @@
 //! `tls` (certificates), `access` (identities, policy, audit), `gate` (how many connections), `accept` (the loop of every
 //! listening socket), `share` (what a tenant may take), `fair` (turns between tenants), `reload` (changed files),
 //! `log` (lines on standard error).
-//! For the fuzz targets of `tests/` alone: `fuzzing`.
+//! For the fuzz targets and measurements of `tests/` alone: `fuzzing`.
 //! Leaves that anyone may use: `task`, `metrics`, `clock`, `counters`, `ids`, `recent`, `sync` (locks), and `fault` (what
 //! tests break).
 

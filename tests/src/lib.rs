@@ -19,6 +19,7 @@
 //! * [`conserve`]: nothing lost, nothing leaked.
 //! * [`scale`]: a thousand daemons and their directory, simulated, and the formulas beside it.
 //! * [`eviction`]: ways to choose what goes from a full arena, simulated on recorded loads.
+//! * [`parts`]: index, allocator and re-attach of the daemon, measured without memory for the chunks' bytes.
 //! * [`soak`]: mixed load for as long as one likes; [`process`], [`stall`]: what a process holds, and how long it waits.
 
 pub mod attach;
@@ -35,6 +36,7 @@ pub mod keys;
 pub mod mixed;
 pub mod model;
 pub mod oracle;
+pub mod parts;
 pub mod pattern;
 pub mod process;
 pub mod proxy;

@@ -154,7 +154,7 @@ where
         Command::Doctor(command) => command.run(&cli.target),
         Command::Completions(command) => Ok(Done::well(command.run(Cli::command()))),
         Command::Man(command) => command.run(Cli::command()).map(Done::well),
-        Command::Bench(command) => command.run(&cli.target).map(Done::well),
+        Command::Bench(command) => command.run(&cli.target),
         Command::Replay(command) => command.run(&cli.target).map(Done::well),
         Command::BenchPeer(command) => command.run().map(Done::well),
     };

@@ -100,6 +100,16 @@ pub(super) fn seal(raw: &mut [u8; ENCODED]) {
     raw[36..40].copy_from_slice(&sum);
 }
 
+/// An empty arena without pages.
+#[cfg(feature = "fuzzing")]
+pub(super) fn sparse(place: &Path, shape: Shape) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(place)?;
+    file.try_lock()?;
+    file.set_len(shape.file_bytes())?;
+    file.write_all_at(&Header::of(shape, 1, 0).encode(), 0)?;
+    Ok(file)
+}
+
 impl Prefix {
     /// `None` for what does not begin like an arena.
     fn read(file: &File) -> io::Result<Option<Self>> {

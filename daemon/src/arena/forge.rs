@@ -1,5 +1,8 @@
-//! For fuzz targets: where things lie in an arena's file, and checksums that are right, so that what was changed is
+//! For fuzz targets and measurements: arenas without memory for what they hold, where things lie in an arena's file, and checksums that are right, so that what was changed is
 //! looked at and not only dropped.
+
+use std::fs::File;
+use std::path::Path;
 
 use super::file;
 use super::record::{CHECKSUM_BYTES, RECORD_BYTES, checksum};
@@ -49,4 +52,10 @@ pub fn seal_record(record: &mut [u8]) {
         let sum = checksum(record);
         record[..CHECKSUM_BYTES].copy_from_slice(&sum);
     }
+}
+
+/// Makes the file of an empty arena of this many bytes for chunks, locked as one that another daemon gave away. It has no
+/// pages but those that somebody touches, so it may be larger than the machine's memory.
+pub fn sparse(place: &Path, arena_bytes: u64) -> std::io::Result<File> {
+    file::sparse(place, Shape::of(arena_bytes))
 }

@@ -14,6 +14,8 @@ mod quota;
 mod read;
 mod restore;
 mod scrub;
+#[cfg(feature = "fuzzing")]
+mod stock;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -17,7 +17,7 @@ use crate::plan::{LoadItem, LoadJob, StepPlan, StoreJob};
 
 const LAYERS: usize = 32;
 const BLOCKS_PER_CHUNK: usize = 16;
-const TOKENS_PER_BLOCK: u32 = 16;
+pub(super) const TOKENS_PER_BLOCK: u32 = 16;
 
 /// An engine's cache of `chunks` chunks.
 pub(super) struct EngineMemory {
@@ -68,6 +68,37 @@ impl EngineMemory {
                 }
             }
         }
+    }
+
+    /// Copies one chunk's pages out, in the order of its stored bytes.
+    pub(super) fn chunk_out(&self, chunk: usize, to: &mut [u8]) {
+        for (page, to) in self.pages(chunk).zip(to.chunks_exact_mut(self.page_bytes)) {
+            // SAFETY: `page` is one of our pages of this size, which only this thread uses now; `to` is other memory.
+            unsafe { std::ptr::copy_nonoverlapping(page, to.as_mut_ptr(), to.len()) }
+        }
+    }
+
+    /// Copies one chunk's bytes into its pages.
+    pub(super) fn chunk_in(&mut self, chunk: usize, from: &[u8]) {
+        for (page, from) in self.pages(chunk).zip(from.chunks_exact(self.page_bytes)) {
+            // SAFETY: as above, the other way.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), page, from.len()) }
+        }
+    }
+
+    fn pages(&self, chunk: usize) -> impl Iterator<Item = *mut u8> {
+        assert!(chunk < self.chunks, "a chunk that is not there");
+        let first = 1 + chunk * BLOCKS_PER_CHUNK;
+        let place = move |block: usize| block * self.page_bytes;
+        (first..first + BLOCKS_PER_CHUNK).flat_map(move |block| {
+            // Inside the layer, which has 1 + chunks x blocks pages.
+            self.layers.iter().map(move |layer| layer.wrapping_add(place(block)))
+        })
+    }
+
+    /// How many chunks it has.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks
     }
 
     /// Stores all chunks under the keys of this round.

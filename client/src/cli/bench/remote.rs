@@ -1,25 +1,63 @@
-//! Gets and puts over TCP, against a bare tokio TCP stream that moves the same bytes between two processes.
+//! Gets and puts over TCP, plain and with TLS, against a bare tokio stream of the same kind that moves the same bytes
+//! between two processes.
 
 use super::cpu::CpuMeter;
 use super::memory::EngineMemory;
 use super::peer::BarePeer;
-use super::report::Row;
+use super::report::{Goal, Row};
+use super::sizes::Sizes;
 use super::{Scene, interleaved, local};
-use crate::config::TransportChoice;
+use crate::config::{ClientConfig, TransportChoice};
 use crate::error::ClientError;
 
-const GET_FLOOR: f64 = 0.6;
 const CHUNK_MIB: usize = 4;
 
-pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
-    let memory = EngineMemory::new(scene.bytes, CHUNK_MIB << 20)?;
-    let worker = local::worker(&memory, &scene.daemon.remote, TransportChoice::Grpc, scene.bytes)?;
-    let round = std::cell::Cell::new(1_000);
-    let peer = std::cell::RefCell::new(BarePeer::start(scene.bytes)?);
+/// What is spoken on the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wire {
+    Tcp,
+    Tls,
+}
+
+impl Wire {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Tls => "TLS 1.3",
+        }
+    }
+    fn goal(self) -> Goal {
+        match self {
+            Self::Tcp => Goal::AtLeast(0.9),
+            Self::Tls => Goal::AtLeast(0.7),
+        }
+    }
+    /// The two have one namespace.
+    fn first_round(self) -> u64 {
+        match self {
+            Self::Tcp => 1_000_000,
+            Self::Tls => 2_000_000,
+        }
+    }
+}
+
+pub(super) fn measure(scene: &Scene, wire: Wire) -> Result<Vec<Row>, ClientError> {
+    let Sizes { bytes, rounds, settle, .. } = scene.sizes;
+    let certificates = &scene.daemon.certificates;
+    let memory = EngineMemory::new(bytes, CHUNK_MIB << 20)?;
+    let (address, certificates) = match wire {
+        Wire::Tcp => (&scene.daemon.remote, None),
+        Wire::Tls => (&scene.daemon.secure, Some(certificates)),
+    };
+    let tls = certificates.map(super::certificates::Certificates::client).unwrap_or_default();
+    let config = ClientConfig { transport: TransportChoice::Grpc, tls, ..ClientConfig::new(address.clone()) };
+    let worker = local::start(&memory, config, bytes, settle)?;
+    let round = std::cell::Cell::new(wire.first_round());
+    let peer = std::cell::RefCell::new(BarePeer::start(bytes, certificates)?);
     let (get_cpu, bare_cpu) =
         (CpuMeter::with(scene.daemon.process())?, CpuMeter::with(peer.borrow().process())?);
     let [bare_get, put, get, bare_put] = interleaved(
-        scene.rounds,
+        rounds,
         [
             &mut || bare_cpu.measure(|| peer.borrow_mut().pull()),
             &mut || {
@@ -36,15 +74,20 @@ pub(super) fn measure(scene: &Scene) -> Result<Vec<Row>, ClientError> {
         ],
     )?;
     local::check(&worker)?;
-    let name = |work: &str| format!("{work}, {CHUNK_MIB} MiB chunks");
+    let (kind, goal) = (wire.name(), wire.goal());
+    let name = |work: String| format!("{work}, {CHUNK_MIB} MiB chunks");
     Ok(vec![
-        Row::speed("bare TCP stream, read", scene.bytes, bare_get),
-        Row::speed(name("get, gRPC over TCP"), scene.bytes, get),
-        Row::ratio(name("get / bare TCP"), bare_get, get, GET_FLOOR),
-        Row::cpu("bare TCP stream, read, processor time of both sides", scene.bytes, bare_cpu.seconds()),
-        Row::cpu(name("get, processor time of both sides"), scene.bytes, get_cpu.seconds()),
-        Row::speed("bare TCP stream, write", scene.bytes, bare_put),
-        Row::speed(name("put, gRPC over TCP"), scene.bytes, put),
-        Row::told_ratio(name("put / bare TCP"), bare_put, put),
+        Row::speed(format!("bare {kind} stream, read"), bytes, bare_get),
+        Row::speed(name(format!("get, gRPC over {kind}")), bytes, get),
+        Row::ratio(name(format!("get / bare {kind}")), bare_get, get, goal),
+        Row::cpu(
+            format!("bare {kind} stream, read, processor time of both sides"),
+            bytes,
+            bare_cpu.seconds(),
+        ),
+        Row::cpu(name(format!("get over {kind}, processor time of both sides")), bytes, get_cpu.seconds()),
+        Row::speed(format!("bare {kind} stream, write"), bytes, bare_put),
+        Row::speed(name(format!("put, gRPC over {kind}")), bytes, put),
+        Row::ratio(name(format!("put / bare {kind}")), bare_put, put, goal),
     ])
 }
