@@ -11,8 +11,8 @@ import math
 import sys
 from pathlib import Path
 
-WIDTH, HEIGHT = 1000, 420
-LEFT, RIGHT, TOP, BOTTOM, GAP = 60, 20, 60, 60, 60
+WIDTH, HEIGHT = 1020, 420
+LEFT, RIGHT, TOP, BOTTOM, GAP = 60, 40, 60, 60, 60
 # In the order of the legend.
 NAMES = {
     "two-queue": "two queues",
