@@ -30,6 +30,7 @@ forbid_words() {
 
 section "Layers"
 forbid tender-proto 'tender-.*|pyo3|cudarc' "the contract stands alone"
+forbid tender-trace 'tender-.*|pyo3' "traces know nothing of what is traced"
 forbid tender-kernels 'tender-.*|pyo3|tonic|tokio' "kernels know memory and nothing else"
 forbid tender-daemon 'tender-(client|kernels|kv|tests)|pyo3|cudarc' "the daemon has no engine, no GPU and no Python in it"
 forbid tender-daemon 'fail|loom' "faults and models are for tests; the daemon that ships has neither"

@@ -25,6 +25,7 @@ use crate::tier::Stack;
 use crate::tier::disk::Disk;
 use crate::tier::shared::SharedStats;
 pub(crate) use histogram::{AGE_SECONDS, FETCH_SECONDS, Histogram, Spread};
+use tender_trace::Tracer;
 
 pub(crate) use text::Format;
 use text::{Row, Text, Value};
@@ -86,6 +87,7 @@ pub(crate) struct Metrics {
     /// By what and outcome: words of the code.
     reloads: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     access: OnceLock<Arc<Access>>,
+    trace: OnceLock<Tracer>,
     /// By the name of the call: words of the code.
     calls: RwLock<BTreeMap<&'static str, Arc<Histogram>>>,
     shared: OnceLock<Arc<SharedStats>>,
@@ -117,6 +119,7 @@ impl Metrics {
             turned_away: Mutex::default(),
             reloads: Mutex::default(),
             access: OnceLock::new(),
+            trace: OnceLock::new(),
             calls: RwLock::default(),
             shared: OnceLock::new(),
             disk: OnceLock::new(),
@@ -146,6 +149,10 @@ impl Metrics {
     /// Where refusals by tenant are counted.
     pub(crate) fn count_access(&self, access: &Arc<Access>) {
         _ = self.access.set(Arc::clone(access));
+    }
+    /// Where spans are counted.
+    pub(crate) fn count_spans(&self, trace: &Tracer) {
+        _ = self.trace.set(trace.clone());
     }
     /// There is a disk tier; its counters are shown from here on.
     pub(crate) fn watch_disk(&self, disk: &Arc<Disk>) {
@@ -239,6 +246,10 @@ impl Metrics {
         let refusals = self.access.get().map(|access| access.refusals()).unwrap_or_default();
         let refusals = refusals.iter().map(|(tenant, reason, count)| row(&[tenant, reason.label()], *count));
         text.family(&table::ACCESS_REFUSALS, refusals);
+        let spans = self.trace.get().and_then(Tracer::counts).map(|counts| {
+            [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)]
+        });
+        text.family(&table::SPANS, spans.into_iter().flatten().map(|(outcome, n)| row(&[outcome], n)));
         let by_path = |shm, grpc| [row(&["shm"], read(shm)), row(&["grpc"], read(grpc))];
         text.family(&table::RECEIVED_BYTES, by_path(&self.received_shm_bytes, &self.received_grpc_bytes));
         text.family(&table::SENT_BYTES, by_path(&self.sent_shm_bytes, &self.sent_grpc_bytes));

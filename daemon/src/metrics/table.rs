@@ -128,6 +128,7 @@ metrics! {
         REFUSED_CONNECTIONS = Counter "tender_refused_connections" ("connections") [DOOR, REASON] "Connections that were closed and not served, by reason";
         REFUSALS = Counter "tender_refusals" ("refusals") [REASON] "Calls and items refused, by reason";
         ACCESS_REFUSALS = Counter "tender_access_refusals" ("refusals") [TENANT, REASON] "What the policy refused, by tenant and reason; - for callers of no tenant";
+        SPANS = Counter "tender_spans" ("spans") [OUTCOME] "Spans of traces by what became of them: exported, failed (no collector took them), dropped (too many at once)";
     }
     "Bytes of clients" {
         RECEIVED_BYTES = Counter "tender_received_bytes" ("bytes") [PATH] "Payload of stored parts by the way it came";
