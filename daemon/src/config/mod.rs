@@ -242,10 +242,7 @@ impl Config {
             shared: check::shared(&settings.shared)?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
-            trace: TraceConfig {
-                endpoint: settings.trace.endpoint.clone(),
-                ratio: settings.trace.ratio.unwrap_or_default(),
-            },
+            trace: settings.trace.config(),
             stack: check::stack(&settings)?,
             peers: check::peers(&settings)?,
             engine: check::engine(&settings, &name)?,

@@ -24,6 +24,7 @@ use crate::gate::Turned;
 use crate::tier::Stack;
 use crate::tier::disk::Disk;
 use crate::tier::shared::SharedStats;
+use crate::tls::Tls;
 pub(crate) use histogram::{AGE_SECONDS, FETCH_SECONDS, Histogram, Spread};
 use tender_trace::Tracer;
 
@@ -62,6 +63,15 @@ pub(crate) struct PeerCounters {
     pub(crate) offers_taken: AtomicU64,
 }
 
+/// Streams of changes for routers.
+#[derive(Debug, Default)]
+pub(crate) struct WatchCounters {
+    pub(crate) open: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    /// Times that one was too slow and had to begin anew.
+    pub(crate) lost: AtomicU64,
+}
+
 /// The last refusal for a reason.
 #[derive(Clone, Debug)]
 pub(crate) struct LastRefusal {
@@ -96,6 +106,9 @@ pub(crate) struct Metrics {
     /// One for each reason at most.
     last_refusals: Mutex<BTreeMap<Reason, LastRefusal>>,
     pub(crate) peers: PeerCounters,
+    pub(crate) watches: WatchCounters,
+    /// Whose times are shown.
+    tls: OnceLock<Arc<Tls>>,
 }
 
 /// What there is to show besides: some of it comes later in the daemon's life, and some never.
@@ -125,6 +138,8 @@ impl Metrics {
             disk: OnceLock::new(),
             last_refusals: Mutex::default(),
             peers: PeerCounters::default(),
+            watches: WatchCounters::default(),
+            tls: OnceLock::new(),
         }
     }
     /// A TLS connection did not come about.
@@ -149,6 +164,10 @@ impl Metrics {
     /// Where refusals by tenant are counted.
     pub(crate) fn count_access(&self, access: &Arc<Access>) {
         _ = self.access.set(Arc::clone(access));
+    }
+    /// There are certificates; when they end is shown from here on.
+    pub(crate) fn watch_certificates(&self, tls: &Arc<Tls>) {
+        _ = self.tls.set(Arc::clone(tls));
     }
     /// Where spans are counted.
     pub(crate) fn count_spans(&self, trace: &Tracer) {
@@ -246,6 +265,11 @@ impl Metrics {
         let refusals = self.access.get().map(|access| access.refusals()).unwrap_or_default();
         let refusals = refusals.iter().map(|(tenant, reason, count)| row(&[tenant, reason.label()], *count));
         text.family(&table::ACCESS_REFUSALS, refusals);
+        let ends = self.tls.get().map(|tls| tls.expiries()).unwrap_or_default();
+        text.family(&table::CERTIFICATE_EXPIRES, ends.into_iter().map(|(what, unix_s)| row(&[what], unix_s)));
+        text.one(&table::WATCHERS, read(&self.watches.open));
+        text.one(&table::WATCH_BATCHES, read(&self.watches.batches));
+        text.one(&table::LOST_WATCHES, read(&self.watches.lost));
         let spans = self.trace.get().and_then(Tracer::counts).map(|counts| {
             [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)]
         });

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -88,6 +89,7 @@ impl Watch {
             (false, true) => (Position::At(raw.from_sequence), v1::WatchStart::Lost),
         };
         let follower = shared.engine.follow(from).map_err(|no| shared.refuse("watch", no))?;
+        shared.metrics.watches.open.fetch_add(1, Ordering::Relaxed);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
@@ -132,6 +134,7 @@ impl Watch {
     }
 
     fn finish(&mut self, mut batch: v1::EventBatch) -> v1::EventBatch {
+        self.shared.metrics.watches.batches.fetch_add(1, Ordering::Relaxed);
         batch.boot_id = Bytes::copy_from_slice(self.shared.boot.as_bytes());
         batch.next_sequence = self.follower.next_sequence();
         let begins = batch.start() != v1::WatchStart::Unspecified;
@@ -163,6 +166,9 @@ impl Watch {
         // All that was ever asked for was told; what comes from now on comes for a loss.
         let start = std::mem::replace(&mut self.start, v1::WatchStart::Lost);
         self.seen.clear();
+        if lost {
+            self.shared.metrics.watches.lost.fetch_add(1, Ordering::Relaxed);
+        }
         let start = if lost { v1::WatchStart::Lost } else { start };
         v1::EventBatch { start: start.into(), ..v1::EventBatch::default() }
     }
@@ -206,6 +212,12 @@ impl Watch {
             });
         }
         sees
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.metrics.watches.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -152,6 +152,35 @@ impl Stack {
         sought
     }
 
+    /// Which tier has each of these chunks, as far as they say so by the deadline. Nothing is fetched.
+    pub(crate) async fn holders(
+        &self,
+        namespace: NamespaceDigest,
+        chunks: &[ChunkId],
+        deadline: Instant,
+    ) -> Vec<Option<TierKind>> {
+        let mut holders = vec![None; chunks.len()];
+        let running = self.inner.running.read().clone();
+        let known = running.as_ref().and_then(|running| running.house.namespace(namespace));
+        let (Some(running), Some(namespace)) = (running, known) else { return holders };
+        for (at, tier) in running.tiers.iter().enumerate() {
+            let open: Vec<usize> = (0..chunks.len()).filter(|&i| holders[i].is_none()).collect();
+            if open.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            let asked: Vec<_> = open.iter().map(|&i| chunks[i]).collect();
+            let until = share(deadline, at + 1 < running.tiers.len());
+            let answers = tier.find(&namespace, &asked, until);
+            let Ok(answers) = tokio::time::timeout_at((until + FIND_GRACE).into(), answers).await else {
+                continue;
+            };
+            for (i, answer) in open.into_iter().zip(answers) {
+                holders[i] = answer.map(|_| tier.kind());
+            }
+        }
+        holders
+    }
+
     /// In how many milliseconds a chunk is expected that is on its way.
     pub(crate) fn expected_ms(&self, namespace: NamespaceDigest, chunk: ChunkId) -> Option<u32> {
         self.inner.fetches.expected_ms(namespace, chunk)

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde::Deserialize;
-use tender_trace::{Endpoint, Ratio};
+use tender_trace::{Endpoint, Ratio, TraceConfig};
 
 use super::shown::{Change, shown};
 
@@ -23,5 +23,11 @@ pub(in crate::config) struct TraceSettings {
     /// recorded as it says.
     #[arg(id = "trace-ratio", long = "trace-ratio", value_name = "SHARE", env = "TENDERD_TRACE_RATIO")]
     pub(in crate::config) ratio: Option<Ratio>,
+}
+
+impl TraceSettings {
+    pub(in crate::config) fn config(&self) -> TraceConfig {
+        TraceConfig { endpoint: self.endpoint.clone(), ratio: self.ratio.unwrap_or_default() }
+    }
 }
 overlay!(TraceSettings { endpoint, ratio } {});
