@@ -30,6 +30,7 @@ forbid_words() {
 
 section "Layers"
 forbid tender-proto 'tender-.*|pyo3|cudarc' "the contract stands alone"
+forbid tender-trace 'tender-.*|pyo3' "traces know nothing of what is traced"
 forbid tender-memory '.*' "it copies bytes"
 forbid tender-kernels 'tender-(proto|daemon|client|kv|tests)|pyo3|tonic|tokio' "kernels know memory and nothing else"
 forbid tender-daemon 'tender-(client|kernels|kv|tests)|pyo3|cudarc' "the daemon has no engine, no GPU and no Python in it"

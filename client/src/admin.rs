@@ -19,7 +19,7 @@ use crate::error::ClientError;
 use crate::runtime;
 use crate::transport::connect::{Line, connect};
 pub use explain::{ChunkFate, Explained, Fate, Question, explain};
-pub use inspect::{Directory, Facts, NamespaceInfo, Tenant, Tier, drain, inspect, namespaces};
+pub use inspect::{Directory, Facts, NamespaceInfo, Peer, Tenant, Tier, drain, inspect, namespaces};
 pub use verify::{BadChunk, Verified, verify};
 
 /// What a daemon says about itself.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal};
+use tender_trace::Tracer;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -19,6 +20,9 @@ use crate::counters::{Counters, Tally};
 use crate::error::ClientError;
 use crate::runtime;
 use crate::session::{self, Link, Session};
+
+/// How long an engine that ends may wait for spans on their way to the collector.
+const LAST_SPANS: Duration = Duration::from_millis(500);
 
 /// What a client is for: it decides what its sessions ask of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) namespaces_changed: Notify,
     pub(crate) link: watch::Sender<Link>,
     pub(crate) stop: CancellationToken,
+    pub(crate) trace: Tracer,
 }
 
 impl Client {
@@ -67,17 +72,23 @@ impl Client {
     pub fn new(config: ClientConfig, purpose: Purpose) -> Result<Self, ClientError> {
         config.check()?;
         let stop = CancellationToken::new();
+        let runtime = runtime::calls()?;
+        let trace = {
+            let _carries_the_connection = runtime.enter();
+            Tracer::open(&config.trace, "tender-client", &config.client_name)?
+        };
         let shared = Arc::new(Shared {
             breaker: Breaker::new(config.breaker),
             config,
             purpose,
-            runtime: runtime::calls()?,
+            runtime,
             bulk: runtime::bulk()?,
             tally: Arc::default(),
             namespaces: Mutex::default(),
             namespaces_changed: Notify::new(),
             link: watch::Sender::new(Link::Down),
             stop: stop.clone(),
+            trace,
         });
         shared.runtime.spawn(session::keep(Arc::clone(&shared)));
         Ok(Self { shared, _stops_the_session: Arc::new(stop.drop_guard()) })
@@ -114,6 +125,11 @@ impl Client {
         self.shared.stop.cancel();
     }
 
+    /// Sends the spans that have ended, for no longer than half a second; later ones go nowhere.
+    pub(crate) fn end_trace(&self) {
+        self.shared.trace.close(LAST_SPANS);
+    }
+
     /// What the daemon last said no to, if that is why no session is up.
     pub fn refusal(&self) -> Option<Refusal> {
         match &*self.shared.link.borrow() {
@@ -139,6 +155,9 @@ impl Client {
             Link::Up(session) => session.transport_name().into(),
             Link::Down | Link::Refused(_) => "none".into(),
         };
+        let spans = self.shared.trace.counts().unwrap_or_default();
+        counters.exported_spans = spans.exported;
+        counters.lost_spans = spans.failed + spans.dropped;
         counters.breaker = self.shared.breaker.state().label().into();
         counters
     }
@@ -149,6 +168,10 @@ impl Client {
 
     pub(crate) fn tally(&self) -> &Arc<Tally> {
         &self.shared.tally
+    }
+
+    pub(crate) fn trace(&self) -> &Tracer {
+        &self.shared.trace
     }
 
     pub(crate) fn runtime(&self) -> &Handle {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize, Serializer};
+use tender_trace::TraceConfig;
 
 use crate::credentials::{Credentials, TlsConfig};
 use crate::error::ClientError;
@@ -219,6 +220,8 @@ pub struct ClientConfig {
     pub device: DeviceConfig,
     /// Certificates for a `tls://` address.
     pub tls: TlsConfig,
+    /// Where spans go, and how many.
+    pub trace: TraceConfig,
     /// File whose one line is this client's bearer token. Sent over TLS and Unix sockets only.
     pub token_file: Option<PathBuf>,
 }
@@ -250,6 +253,7 @@ impl Default for ClientConfig {
             verify_shm_reads: false,
             device: DeviceConfig::default(),
             tls: TlsConfig::default(),
+            trace: TraceConfig::default(),
             token_file: None,
         }
     }

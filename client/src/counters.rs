@@ -189,6 +189,10 @@ counters! {
     slow_steps,
     /// The longest step so far in microseconds: all calls of a scheduler, or one gather of a worker.
     longest_step_us,
+    /// Spans of traces that a collector has taken.
+    exported_spans,
+    /// Spans that no collector took, or that were too many at once.
+    lost_spans,
     /// Plans that could not be read.
     bad_plans,
     /// Panics caught. The first one switches the side off.

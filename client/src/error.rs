@@ -27,6 +27,9 @@ pub enum ClientError {
         /// Its answer.
         source: io::Error,
     },
+    /// Spans cannot be sent.
+    #[error(transparent)]
+    Trace(#[from] tender_trace::OpenError),
     /// An operator asked for a daemon that is ready.
     #[error("the daemon at {address} answers and is not ready: it starts or drains")]
     NotReady {

@@ -60,4 +60,5 @@ pub use error::ClientError;
 pub use hash::Uncacheable;
 pub use load::LoadDone;
 pub use scheduler::{Changes, Match, SchedulerSide};
+pub use tender_trace::TraceConfig;
 pub use worker::WorkerSide;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tender_proto::mutant::{Mutant, active, read_fails};
 use tender_proto::{PartIndex, Reason};
+use tender_trace::{Side, names};
 
 use crate::client::Pace;
 use crate::copy::carrier::Fence;
@@ -78,7 +79,7 @@ impl Loader {
                 // A panic has unwound the copy, so nothing touches the blocks any more.
                 let failed = || vec![Err(Reason::Internal); job.items.len()];
                 let begin = Instant::now();
-                let results = self.rank.fuse.run("load", failed, || self.load(&job, deadline, &after));
+                let results = self.rank.fuse.run("load", failed, || self.traced_load(&job, deadline, &after));
                 self.rank.client.tally().load_us.add_time(begin);
                 self.rank.blow_if_lost();
                 self.report(&job, &results);
@@ -118,6 +119,20 @@ impl Loader {
             tracing::debug!(request = job.request, blocks = failed_blocks.len(), "a load failed in part");
         }
         self.done.lock().push(LoadDone { request: job.request.clone(), failed_blocks, failed });
+    }
+
+    fn traced_load(&self, job: &LoadJob, deadline: Instant, after: &Fence) -> Vec<Result<(), Reason>> {
+        let span = self.rank.client.trace().span(names::LOAD, Side::Within, job.trace);
+        let _in = span.enter();
+        let results = self.load(job, deadline, after);
+        if !span.is_none() {
+            span.set(names::REQUEST, job.request.clone());
+            span.set(names::CHUNKS, names::count(job.items.len()));
+            if let Some(reason) = results.iter().find_map(|result| result.err()) {
+                span.fail(reason.label());
+            }
+        }
+        results
     }
 
     fn load(&self, job: &LoadJob, deadline: Instant, after: &Fence) -> Vec<Result<(), Reason>> {

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, ContentDigest, Coverage, PartIndex, Reason};
+use tender_trace::{Parent, Side, names};
 
 use crate::client::Pace;
 use crate::copy::EngineStream;
@@ -154,7 +155,12 @@ impl Saver {
                 let count = batch.len();
                 let skipped = || vec![Err(Skip::Disabled); count];
                 let begin = Instant::now();
-                let results = self.rank.fuse.run("store", skipped, || self.store(&from, batch));
+                let span = self.rank.client.trace().span(names::STORE, Side::Within, Parent::NONE);
+                span.set(names::CHUNKS, names::count(count));
+                let results = self.rank.fuse.run("store", skipped, || {
+                    let _in = span.enter();
+                    self.store(&from, batch)
+                });
                 self.rank.client.tally().store_us.add_time(begin);
                 self.rank.blow_if_lost();
                 for skip in results.into_iter().filter_map(Result::err) {

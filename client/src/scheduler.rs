@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tender_proto::{ChunkId, Descriptor, NamespaceDigest};
+use tender_trace::{Parent, Side, names};
 
 use crate::client::{Client, Purpose};
 use crate::config::ClientConfig;
@@ -83,6 +84,8 @@ struct Request {
     wait: Option<Wait>,
     /// Kept from the hit until the worker is done, so that nothing of it is evicted in between.
     lease: Option<HeldLease>,
+    /// The engine's trace, or the one that its first lookup began.
+    trace: Parent,
     /// What will be counted if the engine takes the request now: tokens asked for.
     asked_tokens: Option<u64>,
 }
@@ -131,6 +134,16 @@ impl SchedulerSide {
         });
     }
 
+    /// The engine traces this request: what happens for it here is a part of that trace. After
+    /// [`new_request`](Self::new_request).
+    pub fn trace_request(&self, id: &str, traceparent: &str) {
+        self.quietly("trace_request", |state| {
+            if let Some(request) = state.requests.get_mut(id) {
+                request.trace = Parent::parse(traceparent);
+            }
+        });
+    }
+
     /// How many tokens beyond `computed` the daemon holds for this request. `tokens` are all its tokens so far.
     pub fn match_prefix(&self, id: &str, tokens: &[u32], computed: u64) -> Match {
         self.guarded("match_prefix", || Match::None, |state| self.try_match(state, id, tokens, computed))
@@ -175,7 +188,7 @@ impl SchedulerSide {
         request.take_newer(&self.client, keys.len());
         request.lookup.forget_stale(keys.len());
         if let Lookup::None = request.lookup {
-            request.lookup = self.ask(planned, keys.clone(), id);
+            request.lookup = self.ask(planned, keys.clone(), id, &mut request.trace);
         }
         let Some(answered) = request.lookup.settle(&self.client, until) else {
             self.client.tally().lookups_later.one();
@@ -199,7 +212,8 @@ impl SchedulerSide {
         Match::Hit(hit)
     }
 
-    fn ask(&self, planned: &Planned, keys: Vec<ChunkId>, id: &str) -> Lookup {
+    /// `trace` is the request's; a lookup without begins one, which later ones and the load belong to.
+    fn ask(&self, planned: &Planned, keys: Vec<ChunkId>, id: &str, trace: &mut Parent) -> Lookup {
         match self.client.session(planned.namespace) {
             Ok(session) => {
                 let descriptor = Arc::clone(&planned.descriptor);
@@ -207,7 +221,11 @@ impl SchedulerSide {
                     request_id: id.to_owned(),
                     store_after_requests: self.plan.store_after_requests,
                 };
-                Lookup::start(&self.client, session, descriptor, planned.namespace, keys, mark)
+                let span = self.client.trace().span(names::LOOKUP, Side::Within, *trace);
+                if trace.is_none() {
+                    *trace = span.parent();
+                }
+                Lookup::start(&self.client, session, descriptor, planned.namespace, keys, mark, span)
             }
             Err(reason) => Lookup::failed(&self.client, reason),
         }
@@ -247,7 +265,10 @@ impl SchedulerSide {
             if let Ok(session) = self.client.session(planned.namespace) {
                 planned.epoch = Some(session.epoch(planned.namespace));
             }
-            let plan = StepPlan { epoch: planned.epoch, ..planned.planner.step(input) };
+            let mut plan = StepPlan { epoch: planned.epoch, ..planned.planner.step(input) };
+            for load in &mut plan.loads {
+                load.trace = requests.get(&load.request).map_or(Parent::NONE, |request| request.trace);
+            }
             plan.encode()
         });
         self.end_step();
@@ -291,7 +312,7 @@ impl SchedulerSide {
             || None,
             |state| {
                 for request in state.requests.values_mut() {
-                    *request = Request::default();
+                    *request = Request { trace: request.trace, ..Request::default() };
                 }
                 let planned = state.planned.as_mut()?;
                 planned.planner.reset();
@@ -355,6 +376,7 @@ impl SchedulerSide {
     pub fn shutdown(&self) {
         *self.residents.lock() = None;
         self.client.stop();
+        self.client.end_trace();
     }
 
     /// For what has nothing to say.

@@ -225,6 +225,7 @@ impl WorkerSide {
             _ = thread.join();
         }
         self.loader.rank.carrier.close();
+        self.client.end_trace();
     }
 
     fn read_plan(&self, plan: &[u8]) -> Option<StepPlan> {

@@ -25,6 +25,10 @@ impl Budget {
     pub(crate) fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, std::sync::atomic::Ordering::Relaxed);
     }
+    /// The most that may be in use.
+    pub(crate) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(std::sync::atomic::Ordering::Relaxed)
+    }
     /// Bytes in use.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Acquire)

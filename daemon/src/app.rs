@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
 use tender_proto::{BootId, Refusal};
+use tender_trace::Tracer;
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::access::Access;
@@ -44,6 +45,9 @@ use tiers::{DiskTrouble, Surroundings, Tiers};
 const SWEEP: Duration = Duration::from_millis(100);
 /// How long connections get to close once all work is over or the grace time is.
 const CLOSE: Duration = Duration::from_secs(1);
+
+/// How long the last spans may take on their way to the collector.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// How often a drain looks whether it is over.
 const DRAIN_TICK: Duration = Duration::from_millis(20);
@@ -89,6 +93,9 @@ pub enum AppError {
     /// Other daemons would be told of an address that is none.
     #[error("other daemons cannot reach this one: give --advertise tls://HOST:PORT")]
     Unreachable,
+    /// Spans cannot be sent.
+    #[error(transparent)]
+    Trace(#[from] tender_trace::OpenError),
     /// The system refused something else.
     #[error("cannot start {what}: {source}")]
     System {
@@ -128,6 +135,7 @@ pub struct RunningApp {
     gates: Gates,
     /// Rung by an operator.
     drain: Arc<Notify>,
+    trace: Tracer,
 }
 
 /// How many connections get in: engines of this host have places of their own.
@@ -202,6 +210,11 @@ impl RunningApp {
         let stack_slot = Arc::new(OnceLock::new());
         let Guards { access, tls } = Guards::load(&config)?;
         metrics.count_access(&access);
+        if let Some(tls) = &tls {
+            metrics.watch_certificates(tls);
+        }
+        let trace = Tracer::open(&config.trace, "tenderd", &config.name)?;
+        metrics.count_spans(&trace);
         let admin = open_admin(&doors, || Sources {
             phase: watched.clone(),
             metrics: Arc::clone(&metrics),
@@ -243,6 +256,7 @@ impl RunningApp {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))),
             doubts: Arc::new(Semaphore::new(1)),
+            trace: trace.clone(),
             desk: Desk { facts: Facts::of(&config, &addresses, tls.as_ref()), ..Desk::default() },
         });
         if resident {
@@ -263,6 +277,7 @@ impl RunningApp {
             config,
             tls,
             drain: Arc::clone(&shared.desk.drain),
+            trace,
         };
         app.open_doors(&shared)?;
         app.help();
@@ -471,6 +486,8 @@ impl RunningApp {
         if tokio::time::timeout(CLOSE, closing).await.is_err() {
             tracing::debug!("connections were cut");
         }
+        let trace = self.trace.clone();
+        _ = blocking("last spans", move || trace.close(LAST_SPANS)).await;
     }
 }
 

@@ -45,6 +45,7 @@ impl InProcess {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(1)),
             doubts: Arc::new(Semaphore::new(1)),
+            trace: Default::default(),
             desk: crate::rpc::desk::Desk::default(),
             peers: None,
         };

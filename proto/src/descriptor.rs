@@ -138,6 +138,11 @@ impl Group {
     pub fn block_bytes(&self, part: PartIndex) -> Option<u64> {
         self.part_block_bytes.get(usize::from(part.0)).copied()
     }
+    /// Bytes of a whole chunk, all parts together.
+    pub fn chunk_bytes(&self) -> u64 {
+        let block: u64 = self.part_block_bytes.iter().fold(0, |sum, &part| sum.saturating_add(part));
+        block.saturating_mul(u64::from(self.blocks_per_chunk.get()))
+    }
     /// Bytes of part `part` of a chunk with this coverage; a part that does not exist is refused.
     pub fn part_bytes(&self, part: PartIndex, coverage: Coverage) -> Result<u64, Refusal> {
         let block = self.block_bytes(part).ok_or_else(|| {

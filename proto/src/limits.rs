@@ -42,5 +42,9 @@ pub const MAX_PARTS: usize = 1024;
 /// Bytes of one part of one chunk.
 pub const MAX_PART_BYTES: u64 = 4 << 30;
 
+/// What a daemon needs beside its arena and the staging regions: index, connections, what is on its way. Memory limits
+/// count it; docs/sizing.md has the whole sum.
+pub const DAEMON_OVERHEAD_BYTES: u64 = 512 << 20;
+
 /// Longest string of a descriptor, in bytes.
 pub const MAX_NAME_BYTES: usize = 4096;

@@ -12,6 +12,7 @@
 //! * [`kernels`]: checks of the CUDA kernels, on a GPU or without one.
 //! * [`proxy`]: a network that breaks on demand; [`hostile`]: a daemon that does not keep the contract.
 //! * [`hosts`]: several hosts on this machine, as network namespaces.
+//! * [`collector`]: where traces go.
 //! * [`redis`]: servers of that name for the directory.
 //! * [`torture`]: a daemon and clients in processes of their own, killed and cut off at random.
 //! * [`fixture`], [`keys`], [`pattern`]: namespaces and keys, and content that names where it belongs.
@@ -24,6 +25,7 @@
 
 pub mod attach;
 pub mod chromium;
+pub mod collector;
 pub mod conserve;
 pub mod daemon;
 pub mod eviction;

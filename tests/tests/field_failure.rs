@@ -42,8 +42,11 @@ fn load_plan(engine: &ModelEngine, id: &str, chunks: &[ChunkId]) -> Vec<u8> {
             LoadItem { chunk, needed: Coverage::full(blocks_per_chunk), blocks }
         })
         .collect();
-    StepPlan { loads: vec![LoadJob { request: id.into(), items, whole: false }], ..StepPlan::default() }
-        .encode()
+    StepPlan {
+        loads: vec![LoadJob { request: id.into(), items, whole: false, trace: Default::default() }],
+        ..StepPlan::default()
+    }
+    .encode()
 }
 
 /// Loads the chunks; the failed blocks, sorted. Every block of the pool is poisoned before.

@@ -69,6 +69,11 @@ impl Scheduler {
         py.detach(|| self.0.new_request(id, prompt_tokens, Err(Uncacheable::Unnamed { what: why })));
     }
 
+    /// The engine traces this request, which came in just now: a W3C traceparent.
+    fn trace_request(&self, py: Python<'_>, id: &str, traceparent: &str) {
+        py.detach(|| self.0.trace_request(id, traceparent));
+    }
+
     /// Tokens beyond `computed` that the daemon holds; None: ask again later.
     fn match_prefix(&self, py: Python<'_>, id: &str, tokens: Vec<u32>, computed: u64) -> Option<u64> {
         match py.detach(|| self.0.match_prefix(id, &tokens, computed)) {

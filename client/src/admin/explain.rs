@@ -84,6 +84,8 @@ pub struct ChunkFate {
     pub store_after_requests: u32,
     /// What the request was told: hit, pending, or why not.
     pub told: Option<String>,
+    /// The tier below that has it, if it is not in the arena: `disk`, `peers` or `shared`.
+    pub tier: Option<String>,
 }
 
 /// Asks why chunks are not there.
@@ -131,6 +133,7 @@ fn chunk_fate(raw: &v1::ChunkFate) -> Result<ChunkFate, Refusal> {
         asked_by_requests: raw.asked_by_requests,
         store_after_requests: raw.store_after_requests,
         told,
+        tier: Some(raw.tier.clone()).filter(|tier| !tier.is_empty()),
     })
 }
 

@@ -55,6 +55,8 @@ pub struct Facts {
     pub tiers: Vec<Tier>,
     /// Where it finds other daemons.
     pub directory: Option<Directory>,
+    /// Other daemons that it asked for chunks.
+    pub peers: Vec<Peer>,
     /// Of the policy.
     pub tenants: Vec<Tenant>,
     /// Payload since its start, on all paths.
@@ -91,6 +93,17 @@ pub struct Directory {
     pub reachable: bool,
     /// Where others reach this daemon.
     pub advertised: String,
+}
+
+/// Another daemon.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Peer {
+    /// Where it is reached.
+    pub address: String,
+    /// It is not asked now because it failed.
+    pub left_alone: bool,
+    /// What it sent lately; 0 where nothing came yet.
+    pub bytes_per_second: u64,
 }
 
 /// A tenant of the policy.
@@ -160,6 +173,7 @@ pub fn inspect(address: &Address, credentials: &Credentials, limit: Duration) ->
             reachable: raw.reachable,
             advertised: raw.advertised,
         }),
+        peers: raw.peers.into_iter().map(peer).collect(),
         tenants: raw.tenants.into_iter().map(tenant).collect(),
         sent_bytes: raw.sent_bytes,
         received_bytes: raw.received_bytes,
@@ -176,6 +190,11 @@ fn tier(raw: v1::TierInfo) -> Tier {
         kept_bytes: raw.kept_bytes,
         failed_keeps: raw.failed_keeps,
     }
+}
+
+fn peer(raw: v1::PeerInfo) -> Peer {
+    let v1::PeerInfo { address, left_alone, bytes_per_second } = raw;
+    Peer { address, left_alone, bytes_per_second }
 }
 
 fn tenant(raw: v1::TenantInfo) -> Tenant {

@@ -216,6 +216,25 @@ mod tests {
         assert!(removed.get("coverage").is_none());
     }
 
+    /// The keys of a JSON object, in their order.
+    fn keys(line: &str) -> Vec<&str> {
+        line.split("\":").filter_map(|before| before.rsplit('"').next()).filter(|key| *key != "}").collect()
+    }
+
+    #[test]
+    fn the_example_in_the_docs_is_what_is_printed() {
+        let page = include_str!("../../../docs/events.md");
+        let shown: Vec<_> = page.lines().filter(|line| line.starts_with("{\"event\"")).collect();
+        let json = Events { json: true, namespaces: Vec::new(), snapshot: false }.lines(&batch()).unwrap();
+        let event = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["event"].clone();
+        for printed in json.lines() {
+            let example = shown.iter().find(|line| event(line) == event(printed));
+            let example = example.unwrap_or_else(|| panic!("docs/events.md does not show {printed}"));
+            assert_eq!(keys(example), keys(printed));
+        }
+        assert_eq!(shown.len(), json.lines().count(), "one of each");
+    }
+
     #[test]
     fn a_namespace_is_named_by_all_its_digits() {
         assert!(digest(&"ab".repeat(32)).is_ok());

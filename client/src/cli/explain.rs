@@ -70,6 +70,8 @@ struct Row {
     asked_by_requests: u32,
     store_after_requests: u32,
     told: Option<String>,
+    /// The tier below that has it, if it is not in the arena.
+    tier: Option<String>,
     why: String,
 }
 
@@ -281,6 +283,7 @@ fn row(ns: &NamespaceInfo, place: &Place, index: usize, chunk: &ChunkFate, expla
         asked_by_requests: chunk.asked_by_requests,
         store_after_requests: chunk.store_after_requests,
         told: chunk.told.clone(),
+        tier: chunk.tier.clone(),
         why: why(chunk, coverage, explained),
     }
 }
@@ -302,7 +305,16 @@ fn fate_label(fate: Fate, coverage: Option<Coverage>) -> &'static str {
     }
 }
 
+/// Why it is not in the arena, and where it is then.
 fn why(chunk: &ChunkFate, coverage: Option<Coverage>, explained: &Explained) -> String {
+    let why = why_not(chunk, coverage, explained);
+    match &chunk.tier {
+        Some(tier) => format!("{why}; in the tier `{tier}`, from where a lookup fetches it"),
+        None => why,
+    }
+}
+
+fn why_not(chunk: &ChunkFate, coverage: Option<Coverage>, explained: &Explained) -> String {
     let since = ago(chunk.ago_ms);
     match chunk.fate {
         Fate::Ready => match coverage {
@@ -367,7 +379,12 @@ fn render(report: &Report) -> String {
         ]);
     }
     _ = writeln!(out, "{}", text(&mut table));
-    _ = writeln!(out, "{} of {} chunks can be had", report.hits, report.chunks.len());
+    let below = report.chunks.iter().filter(|row| row.tier.is_some()).count();
+    _ = write!(out, "{} of {} chunks can be had", report.hits, report.chunks.len());
+    _ = match below {
+        0 => writeln!(out),
+        below => writeln!(out, ", {below} more after a fetch"),
+    };
     for other in &report.others {
         _ = writeln!(
             out,
@@ -415,6 +432,7 @@ mod tests {
             asked_by_requests: 1,
             store_after_requests: 2,
             told: None,
+            tier: None,
         }
     }
 
@@ -452,6 +470,16 @@ mod tests {
             assert!(text.contains(words), "{fate:?}: {text}");
             assert!(text.contains("1 of 2 chunks can be had"), "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_lower_tier_has_is_said() {
+        let below = report(&[Fate::Ready, Fate::Evicted], |explained| {
+            explained.chunks[1].tier = Some("disk".into());
+        });
+        let text = render(&below);
+        assert!(text.contains("made room for others 1m 5s ago; in the tier `disk`"), "{text}");
+        assert!(text.contains("1 of 2 chunks can be had, 1 more after a fetch"), "{text}");
     }
 
     #[test]

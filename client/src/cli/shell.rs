@@ -37,6 +37,8 @@ impl Man {
             clap_mangen::generate_to(command, dir).map_err(failed)?;
             return Ok(String::new());
         }
+        // The pages of the commands are files of their own, as a reader of manuals wants them.
+        let command = command.after_help("`tender man --dir DIR` writes the pages of all commands.");
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page).map_err(failed)?;
         Ok(String::from_utf8_lossy(&page).into_owned())
@@ -61,6 +63,7 @@ mod tests {
     #[test]
     fn the_manual_names_every_command_that_is_shown() {
         let page = Man { dir: None }.run(Cli::command()).unwrap();
+        assert!(page.contains("man \\-\\-dir DIR"), "it says where the others are: {page}");
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             assert!(page.contains(command.get_name()), "{}", command.get_name());
         }

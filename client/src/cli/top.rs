@@ -196,6 +196,7 @@ fn frame(address: &str, now: &Look, before: Option<&Look>) -> String {
     }
     tenants(&mut out, facts);
     tiers(&mut out, facts);
+    peers(&mut out, facts);
     let refused: Vec<_> = stats.refusals.iter().filter(|count| count.count > 0).collect();
     if !refused.is_empty() {
         let list: Vec<_> = refused.iter().map(|count| format!("{} {}", count.reason, count.count)).collect();
@@ -282,10 +283,27 @@ fn tiers(out: &mut String, facts: &Facts) {
     _ = writeln!(out, "\n{}", text(&mut table));
 }
 
+fn peers(out: &mut String, facts: &Facts) {
+    if facts.peers.is_empty() {
+        return;
+    }
+    let mut table = plain();
+    table.set_header(["PEER", "STATE", "SENDS"]);
+    for peer in &facts.peers {
+        let sends = match peer.bytes_per_second {
+            0 => "-".to_owned(),
+            bytes => format!("{}/s", size(bytes)),
+        };
+        let state = if peer.left_alone { "LEFT ALONE" } else { "asked" };
+        table.add_row([peer.address.clone(), state.to_owned(), sends]);
+    }
+    _ = writeln!(out, "\n{}", text(&mut table));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::{Directory, ReasonCount, Tenant, Tier};
+    use crate::admin::{Directory, Peer, ReasonCount, Tenant, Tier};
 
     fn look(used_bytes: u64, sent_bytes: u64, at: Instant) -> Look {
         let stats = DaemonStats {
@@ -336,7 +354,13 @@ mod tests {
         one.facts.tiers =
             vec![Tier { kind: "disk".into(), asked_chunks: 4, found_chunks: 3, ..Tier::default() }];
         one.facts.directory = Some(Directory { uri: "redis://d".into(), ..Directory::default() });
+        one.facts.peers = vec![
+            Peer { address: "tls://two:9471".into(), bytes_per_second: 3 << 20, ..Peer::default() },
+            Peer { address: "tls://three:9471".into(), left_alone: true, ..Peer::default() },
+        ];
         let text = frame("unix:/t", &one, None);
+        assert!(text.contains("tls://two:9471") && text.contains("3.0 MiB/s"), "{text}");
+        assert!(text.contains("LEFT ALONE"), "{text}");
         assert!(text.contains("blue") && text.contains("1.0 GiB") && text.contains("75.0%"), "{text}");
         assert!(text.contains("redis://d DOES NOT ANSWER"), "{text}");
     }

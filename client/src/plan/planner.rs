@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tender_proto::limits::KEY_CHAIN_VERSION;
 use tender_proto::mutant::{Mutant, active};
 use tender_proto::{ChunkId, Coverage, Descriptor, Reason, Refusal};
+use tender_trace::Parent;
 
 use super::config::{PlanConfig, PlanCounters};
 use super::hit::{self, Answers, ChunkView};
@@ -175,6 +176,8 @@ impl Planner {
             request: id.to_owned(),
             items,
             whole: load::is_whole(&self.descriptor),
+            // The scheduler knows it.
+            trace: Parent::NONE,
         });
     }
 

@@ -307,7 +307,10 @@ fn a_load_inside_chunks_names_only_the_blocks_it_needs() {
         (keys[2], 0b0001, vec![18, 0, 0, 0]),
     ]
     .map(|(chunk, bits, blocks)| LoadItem { chunk, needed: coverage(4, bits), blocks });
-    assert_eq!(plan.loads, [LoadJob { request: "a".into(), items: expected.to_vec(), whole: false }]);
+    assert_eq!(
+        plan.loads,
+        [LoadJob { request: "a".into(), items: expected.to_vec(), whole: false, trace: Default::default() }]
+    );
     // The chunk that the load ended in is stored whole once it is computed; the others are known.
     let plan = planner.step(step("a", 144, 156, vec![], replace(10..30)));
     assert_eq!(stored_blocks(&plan.stores_after), [(18..22).collect::<Vec<_>>()]);
@@ -488,7 +491,12 @@ fn plans_survive_their_way_and_garbage_does_not_become_one() {
     let item = LoadItem { chunk, needed: coverage(2, 0b01), blocks: vec![u32::MAX, 0] };
     let plan = StepPlan {
         stores_before: vec![store.clone()],
-        loads: vec![LoadJob { request: "r".into(), items: vec![item], whole: false }],
+        loads: vec![LoadJob {
+            request: "r".into(),
+            items: vec![item],
+            whole: false,
+            trace: Default::default(),
+        }],
         stores_after: vec![store.clone(), store],
         epoch: Some(3),
     };

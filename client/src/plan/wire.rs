@@ -6,6 +6,7 @@
 
 use prost::Message;
 use tender_proto::{BlocksPerChunk, ChainHash, ChunkId, Coverage, GroupIndex, Reason, Refusal};
+use tender_trace::Parent;
 
 /// What workers do around one forward pass, in this order: `stores_before`, start `loads`, the pass,
 /// `stores_after`.
@@ -43,6 +44,8 @@ pub struct LoadJob {
     /// It succeeds or fails as a whole. An engine can go on from the middle of full attention, but not from the middle
     /// of a window or a state.
     pub whole: bool,
+    /// The request's trace.
+    pub trace: Parent,
 }
 
 /// One chunk to load, or some blocks of it.
@@ -71,6 +74,7 @@ impl StepPlan {
             request: job.request.clone(),
             items: job.items.iter().map(|item| PiecePb::of(item.chunk, item.needed, &item.blocks)).collect(),
             whole: job.whole,
+            trace: job.trace.traceparent().unwrap_or_default(),
         };
         StepPlanPb {
             stores_before: stores(&self.stores_before),
@@ -86,7 +90,7 @@ impl StepPlan {
         let raw = StepPlanPb::decode(raw).map_err(|error| malformed(format!("a step plan ({error})")))?;
         let load = |job: LoadJobPb| {
             let items = job.items.into_iter().map(PiecePb::into_load).collect::<Result<_, _>>()?;
-            Ok(LoadJob { request: job.request, items, whole: job.whole })
+            Ok(LoadJob { request: job.request, items, whole: job.whole, trace: Parent::parse(&job.trace) })
         };
         Ok(Self {
             stores_before: stores(raw.stores_before)?,
@@ -121,6 +125,8 @@ struct LoadJobPb {
     items: Vec<PiecePb>,
     #[prost(bool, tag = "3")]
     whole: bool,
+    #[prost(string, tag = "4")]
+    trace: String,
 }
 
 /// Some blocks of one chunk.

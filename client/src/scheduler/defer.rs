@@ -30,7 +30,7 @@ impl SchedulerSide {
         hit: u64,
         tokens_per_second: f64,
     ) -> bool {
-        let Request { lookup, again, wait, .. } = request;
+        let Request { lookup, again, wait, trace, .. } = request;
         let Lookup::Answered(answered) = lookup else { return false };
         let over = wait.is_some_and(|wait| wait.is_over());
         if over || answered.due.iter().all(Option::is_none) {
@@ -53,7 +53,7 @@ impl SchedulerSide {
             if begins {
                 self.client.tally().fetch_waits.one();
             } else if due && matches!(again, Lookup::None) {
-                *again = self.ask(planned, asked.keys.to_vec(), asked.id);
+                *again = self.ask(planned, asked.keys.to_vec(), asked.id, trace);
             }
             return true;
         }

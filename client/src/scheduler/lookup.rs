@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use tender_proto::{ChunkId, Descriptor, NamespaceDigest, Reason};
+use tender_trace::{Span, names};
 
 use crate::client::{Client, Pace};
 use crate::lease::HeldLease;
@@ -61,6 +62,10 @@ impl Answered {
         }
     }
 
+    fn ready(&self) -> usize {
+        self.views.iter().filter(|view| matches!(view, ChunkView::Ready(_))).count()
+    }
+
     /// This answer is what the engine hears: its misses count, once.
     pub(super) fn count_misses(&mut self, client: &Client) {
         if !std::mem::replace(&mut self.counted, true) {
@@ -79,12 +84,23 @@ impl Lookup {
         namespace: NamespaceDigest,
         keys: Vec<ChunkId>,
         mark: LookupMark,
+        span: Span,
     ) -> Self {
         client.tally().lookups.one();
         let (sender, answer) = sync_channel(1);
         let asking = client.clone();
         client.runtime().spawn(async move {
-            let answer = ask(&asking, &session, &descriptor, (namespace, &keys), mark).await;
+            if !span.is_none() {
+                span.set(names::REQUEST, mark.request_id.clone());
+                span.set(names::CHUNKS, names::count(keys.len()));
+            }
+            let asked = ask(&asking, &session, &descriptor, (namespace, &keys), mark);
+            let answer = span.clone().around(asked).await;
+            match &answer {
+                Ok(answered) => span.set(names::READY, names::count(answered.ready())),
+                Err(reason) => span.fail(reason.label()),
+            }
+            drop(span);
             // Nobody may be waiting any more; the lease in it then gives itself back.
             _ = sender.send(answer);
         });

@@ -24,7 +24,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 /// lies in memory that was made present for it. It is 4 GB/s for each stream over a round trip of a millisecond.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
-/// A connection that shows the client's token with every call.
+/// A connection that shows the client's token with every call, and whose trace it is part of.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     channel: Channel,
@@ -43,6 +43,7 @@ impl tower::Service<Request<Body>> for Line {
         if let Some(bearer) = &self.bearer {
             request.headers_mut().insert(AUTHORIZATION, bearer.clone());
         }
+        tender_trace::inject(request.headers_mut());
         self.channel.call(request)
     }
 }

@@ -180,7 +180,7 @@ impl Rig {
     }
 
     fn load(&self, items: Vec<LoadItem>) -> LoadDone {
-        let loads = vec![LoadJob { request: "r".into(), items, whole: false }];
+        let loads = vec![LoadJob { request: "r".into(), items, whole: false, trace: Default::default() }];
         self.worker.begin_step(&StepPlan { loads, ..StepPlan::default() }.encode());
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -398,7 +398,12 @@ fn shutdown_is_quick_and_reports_what_was_under_way() {
     });
     rig.daemon.play(Trick::Stall);
     let item = || LoadItem { chunk: chunk(0, 0), needed: coverage(1), blocks: blocks(1) };
-    let load = |n: usize| LoadJob { request: n.to_string(), items: vec![item()], whole: false };
+    let load = |n: usize| LoadJob {
+        request: n.to_string(),
+        items: vec![item()],
+        whole: false,
+        trace: Default::default(),
+    };
     let plan = StepPlan { loads: (0..5).map(load).collect(), ..StepPlan::default() };
     rig.worker.begin_step(&plan.encode());
     let start = Instant::now();
@@ -417,7 +422,7 @@ fn without_a_daemon_loads_fail_and_stores_are_skipped_at_once() {
     let worker = WorkerSide::new(config, descriptor, layout).unwrap();
     let store = StoreJob { chunk: chunk(0, 0), coverage: coverage(1), blocks: blocks(1) };
     let item = LoadItem { chunk: chunk(0, 0), needed: coverage(1), blocks: blocks(1) };
-    let load = LoadJob { request: "r".into(), items: vec![item], whole: false };
+    let load = LoadJob { request: "r".into(), items: vec![item], whole: false, trace: Default::default() };
     let plan = StepPlan {
         stores_before: vec![store.clone()],
         loads: vec![load],

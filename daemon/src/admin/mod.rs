@@ -20,6 +20,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::engine::{Audit, Engine};
@@ -41,6 +42,9 @@ const AUDIT_PATH: &str = "/audit";
 const MAX_CONNECTIONS: usize = 64;
 /// Who connects and asks nothing is dropped after this.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// An answer that is not taken by then is given up, or a few who do not read would keep the probes out. A scraper waits no
+/// longer by default.
+const LONGEST: Duration = Duration::from_secs(10);
 /// Without descriptors left, accepting fails at once and for as long as that lasts.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -103,19 +107,7 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
             () = &mut stopped => return Ok(()),
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    let sources = Arc::clone(&sources);
-                    let answer = service_fn(move |request: Request<_>| {
-                        let sources = Arc::clone(&sources);
-                        async move {
-                            Ok::<_, Infallible>(match request.uri().path() {
-                                AUDIT_PATH => audit(&sources).await,
-                                _ => answer(&sources, &request),
-                            })
-                        }
-                    });
-                    let mut http = hyper::server::conn::http1::Builder::new();
-                    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false);
-                    connections.spawn(async move { _ = http.serve_connection(TokioIo::new(stream), answer).await });
+                    connections.spawn(attend(stream, Arc::clone(&sources), LONGEST));
                 }
                 // Out of descriptors: wait for one to come free instead of spinning.
                 Err(error) => {
@@ -125,6 +117,26 @@ async fn serve(listener: TcpListener, sources: Arc<Sources>) -> io::Result<()> {
             },
         }
     }
+}
+
+/// One connection, one answer; dropped after so long.
+async fn attend(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    sources: Arc<Sources>,
+    longest: Duration,
+) {
+    let answer = service_fn(move |request: Request<_>| {
+        let sources = Arc::clone(&sources);
+        async move {
+            Ok::<_, Infallible>(match request.uri().path() {
+                AUDIT_PATH => audit(&sources).await,
+                _ => answer(&sources, &request),
+            })
+        }
+    });
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).keep_alive(false);
+    _ = tokio::time::timeout(longest, http.serve_connection(TokioIo::new(stream), answer)).await;
 }
 
 fn answer<B>(sources: &Sources, request: &Request<B>) -> Response<Full<Bytes>> {
@@ -190,4 +202,33 @@ fn reply(status: StatusCode, content_type: &'static str, text: String) -> Respon
     let value = http::HeaderValue::from_static(content_type);
     response.headers_mut().insert(http::header::CONTENT_TYPE, value);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    fn sources() -> Arc<Sources> {
+        Arc::new(Sources {
+            phase: watch::channel(Phase::Serving).1,
+            metrics: Arc::new(Metrics::new()),
+            engine: Arc::default(),
+            stack: Arc::default(),
+            history: Default::default(),
+            auditing: Default::default(),
+        })
+    }
+
+    #[tokio::test]
+    async fn who_asks_and_does_not_read_is_dropped() {
+        // No answer fits into it.
+        let (mut client, server) = tokio::io::duplex(16);
+        let attending = tokio::spawn(attend(server, sources(), Duration::from_millis(20)));
+        client.write_all(b"GET / HTTP/1.1\r\nHost: tenderd\r\n\r\n").await.unwrap();
+        // Without a limit it would wait for as long as this end is there.
+        attending.await.unwrap();
+        drop(client);
+    }
 }

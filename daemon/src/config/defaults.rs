@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use tender_proto::limits::{FRAME_PAYLOAD_BYTES, MAX_BATCH_CHUNKS};
+use tender_trace::Ratio;
 
 use super::check::default_arena_path;
 use super::flags::shown::Shown;
@@ -145,6 +146,8 @@ pub(super) fn text(id: &str) -> Option<String> {
         "shared-max-uploads" => SHARED_MAX_UPLOADS.to_string(),
         "log-format" => format!("{:?}", LOG_FORMAT).to_lowercase(),
         "log-level" => LOG_LEVEL.into(),
+        "trace-endpoint" => "none: no span is recorded".into(),
+        "trace-ratio" => Ratio::default().to_string(),
         _ => return None,
     })
 }

@@ -18,7 +18,7 @@ that do not fit together end the start with exit status 64 and a sentence that n
 `deploy/examples` has files to begin with.
 
 Values: SIZE is bytes with a unit (`512MiB`, `64GiB`; a number alone is bytes), TIME has its unit too (`500ms`, `30s`,
-`2m`), N is a whole number, MODE is octal. In the file, text stands in quotes, also sizes and times.
+`2m`), N is a whole number, SHARE one from 0 to 1, MODE is octal. In the file, text stands in quotes, also sizes and times.
 
 ## Changes while the daemon runs
 
@@ -83,6 +83,8 @@ fn sample(arg: &Arg) -> &'static str {
         (_, "MODE") => "0640",
         (_, "true|false") => "true",
         (_, "N") => "5",
+        (_, "SHARE") => "0.25",
+        (_, "URL") => "http://localhost:4317",
         (_, "FILE" | "DIR" | "NAME" | "LEVEL" | "URI") => "words",
         other => panic!("a kind of value that the docs do not explain: {other:?}"),
     }
@@ -102,7 +104,7 @@ fn every_flag_has_a_key_that_means_the_same_in_the_file() {
         let matches = Flags::command().try_get_matches_from(["tenderd", &flag]).unwrap();
         let by_flag = Flags::from_arg_matches(&matches).unwrap().settings;
         let written = match value(arg).as_str() {
-            "N" | "true|false" => typed.to_owned(),
+            "N" | "SHARE" | "true|false" => typed.to_owned(),
             _ if *id == "listen" => format!("[\"{typed}\"]"),
             _ => format!("\"{typed}\""),
         };

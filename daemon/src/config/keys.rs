@@ -89,6 +89,8 @@ keys! {
     "shared-max-uploads" = "shared.max_uploads" Restart;
     "log-format" = "log.format" Restart;
     "log-level" = "log.level" Reload;
+    "trace-endpoint" = "trace.endpoint" Restart;
+    "trace-ratio" = "trace.ratio" Restart;
 }
 
 /// Whether a change of this key can be used without a restart.

@@ -35,6 +35,7 @@ use flags::limits::LimitSettings;
 pub(crate) use flags::shown::Change;
 use flags::{Flags, Settings};
 pub use reread::Source;
+pub use tender_trace::TraceConfig;
 pub use values::{HostPort, Listen, LogFormat};
 
 /// Where examples and manifests answer probes and metrics (`--admin`); there is no default.
@@ -83,6 +84,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// A filter in the words of `tracing`.
     pub log_level: String,
+    /// Where spans go.
+    pub trace: TraceConfig,
     /// Tiers below the arena.
     pub stack: StackConfig,
     /// Other daemons; `None` for nobody.
@@ -239,6 +242,7 @@ impl Config {
             shared: check::shared(&settings.shared)?,
             log_format: settings.log.format.unwrap_or(defaults::LOG_FORMAT),
             log_level: level,
+            trace: settings.trace.config(),
             stack: check::stack(&settings)?,
             peers: check::peers(&settings)?,
             engine: check::engine(&settings, &name)?,

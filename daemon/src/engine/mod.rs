@@ -32,7 +32,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use nix::errno::Errno;
-use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
+use tender_proto::{Descriptor, Group, NamespaceDigest, Reason, Refusal, ReservationId, SessionId};
 
 use crate::access::policy::DomainQuota;
 use crate::admission::Budget;
@@ -44,7 +44,7 @@ use crate::lease::Leases;
 use crate::namespace::{Namespace, Namespaces};
 use crate::reservation::Reservations;
 use crate::session::{Attach, Owner, Session, Sessions, draining};
-use crate::share::Shares;
+use crate::share::{Share, Shares};
 use crate::staging::{Staging, StagingError, region_bytes};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Mutex, Planted, planted};
@@ -259,6 +259,9 @@ impl Engine {
         let core = &self.core;
         core.counted(|| {
             let session = core.sessions.get(session)?;
+            if let Some(share) = &session.share {
+                fits_share(&descriptor, share)?;
+            }
             let domain = Arc::clone(&session.owner.domain);
             core.namespaces.register(descriptor, &domain, claimed, pinned_name, |namespace| {
                 session.bind(claimed, namespace)
@@ -582,4 +585,19 @@ impl Namespace {
             evicted_chunks: read(&counters.evicted_chunks),
         }
     }
+}
+
+/// A chunk is in flight as a whole before it is READY: one that is larger than what its domain may have in flight would be
+/// refused at every store, one after another.
+fn fits_share(descriptor: &Descriptor, share: &Share) -> Result<(), Refusal> {
+    let largest = descriptor.groups.iter().map(Group::chunk_bytes).max().unwrap_or(0);
+    let most = share.inflight.limit_bytes();
+    if largest <= most {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        Reason::TooLarge,
+        format!("a namespace with chunks of {largest} bytes, of whose domain {most} may be in flight"),
+        "choose smaller chunks (tokens_per_chunk), or have the operator raise inflight_bytes in the tenant's quota",
+    ))
 }

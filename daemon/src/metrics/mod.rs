@@ -24,7 +24,9 @@ use crate::gate::Turned;
 use crate::tier::Stack;
 use crate::tier::disk::Disk;
 use crate::tier::shared::SharedStats;
+use crate::tls::Tls;
 pub(crate) use histogram::{AGE_SECONDS, FETCH_SECONDS, Histogram, Spread};
+use tender_trace::Tracer;
 
 pub(crate) use text::Format;
 use text::{Row, Text, Value};
@@ -61,6 +63,15 @@ pub(crate) struct PeerCounters {
     pub(crate) offers_taken: AtomicU64,
 }
 
+/// Streams of changes for routers.
+#[derive(Debug, Default)]
+pub(crate) struct WatchCounters {
+    pub(crate) open: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    /// Times that one was too slow and had to begin anew.
+    pub(crate) lost: AtomicU64,
+}
+
 /// The last refusal for a reason.
 #[derive(Clone, Debug)]
 pub(crate) struct LastRefusal {
@@ -86,6 +97,7 @@ pub(crate) struct Metrics {
     /// By what and outcome: words of the code.
     reloads: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     access: OnceLock<Arc<Access>>,
+    trace: OnceLock<Tracer>,
     /// By the name of the call: words of the code.
     calls: RwLock<BTreeMap<&'static str, Arc<Histogram>>>,
     shared: OnceLock<Arc<SharedStats>>,
@@ -94,6 +106,9 @@ pub(crate) struct Metrics {
     /// One for each reason at most.
     last_refusals: Mutex<BTreeMap<Reason, LastRefusal>>,
     pub(crate) peers: PeerCounters,
+    pub(crate) watches: WatchCounters,
+    /// Whose times are shown.
+    tls: OnceLock<Arc<Tls>>,
 }
 
 /// What there is to show besides: some of it comes later in the daemon's life, and some never.
@@ -117,11 +132,14 @@ impl Metrics {
             turned_away: Mutex::default(),
             reloads: Mutex::default(),
             access: OnceLock::new(),
+            trace: OnceLock::new(),
             calls: RwLock::default(),
             shared: OnceLock::new(),
             disk: OnceLock::new(),
             last_refusals: Mutex::default(),
             peers: PeerCounters::default(),
+            watches: WatchCounters::default(),
+            tls: OnceLock::new(),
         }
     }
     /// A TLS connection did not come about.
@@ -146,6 +164,14 @@ impl Metrics {
     /// Where refusals by tenant are counted.
     pub(crate) fn count_access(&self, access: &Arc<Access>) {
         _ = self.access.set(Arc::clone(access));
+    }
+    /// There are certificates; when they end is shown from here on.
+    pub(crate) fn watch_certificates(&self, tls: &Arc<Tls>) {
+        _ = self.tls.set(Arc::clone(tls));
+    }
+    /// Where spans are counted.
+    pub(crate) fn count_spans(&self, trace: &Tracer) {
+        _ = self.trace.set(trace.clone());
     }
     /// There is a disk tier; its counters are shown from here on.
     pub(crate) fn watch_disk(&self, disk: &Arc<Disk>) {
@@ -239,6 +265,15 @@ impl Metrics {
         let refusals = self.access.get().map(|access| access.refusals()).unwrap_or_default();
         let refusals = refusals.iter().map(|(tenant, reason, count)| row(&[tenant, reason.label()], *count));
         text.family(&table::ACCESS_REFUSALS, refusals);
+        let ends = self.tls.get().map(|tls| tls.expiries()).unwrap_or_default();
+        text.family(&table::CERTIFICATE_EXPIRES, ends.into_iter().map(|(what, unix_s)| row(&[what], unix_s)));
+        text.one(&table::WATCHERS, read(&self.watches.open));
+        text.one(&table::WATCH_BATCHES, read(&self.watches.batches));
+        text.one(&table::LOST_WATCHES, read(&self.watches.lost));
+        let spans = self.trace.get().and_then(Tracer::counts).map(|counts| {
+            [("exported", counts.exported), ("failed", counts.failed), ("dropped", counts.dropped)]
+        });
+        text.family(&table::SPANS, spans.into_iter().flatten().map(|(outcome, n)| row(&[outcome], n)));
         let by_path = |shm, grpc| [row(&["shm"], read(shm)), row(&["grpc"], read(grpc))];
         text.family(&table::RECEIVED_BYTES, by_path(&self.received_shm_bytes, &self.received_grpc_bytes));
         text.family(&table::SENT_BYTES, by_path(&self.sent_shm_bytes, &self.sent_grpc_bytes));

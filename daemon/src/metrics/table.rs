@@ -128,6 +128,11 @@ metrics! {
         REFUSED_CONNECTIONS = Counter "tender_refused_connections" ("connections") [DOOR, REASON] "Connections that were closed and not served, by reason";
         REFUSALS = Counter "tender_refusals" ("refusals") [REASON] "Calls and items refused, by reason";
         ACCESS_REFUSALS = Counter "tender_access_refusals" ("refusals") [TENANT, REASON] "What the policy refused, by tenant and reason; - for callers of no tenant";
+        CERTIFICATE_EXPIRES = Gauge "tender_certificate_expires_seconds" ("seconds") [WHAT] "When the certificate in force ends, since 1970: the daemon's own (server), the first of the clients' authorities (client_ca)";
+        WATCHERS = Gauge "tender_watchers" ("watchers") [] "Routers that follow the changes";
+        WATCH_BATCHES = Counter "tender_watch_batches" ("batches") [] "Batches of changes that were made for them";
+        LOST_WATCHES = Counter "tender_lost_watches" ("watches") [] "Times that one was too slow for the changes and had to begin anew";
+        SPANS = Counter "tender_spans" ("spans") [OUTCOME] "Spans of traces by what became of them: exported, failed (no collector took them), dropped (too many at once)";
     }
     "Bytes of clients" {
         RECEIVED_BYTES = Counter "tender_received_bytes" ("bytes") [PATH] "Payload of stored parts by the way it came";

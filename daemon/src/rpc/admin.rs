@@ -9,7 +9,7 @@ use tender_proto::{Reason, Refusal, v1};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::explain::Question;
+use super::explain::{self, Question};
 use super::{Shared, convert, desk, verify};
 use crate::access::Identity;
 use crate::engine::{ResetAnswer, ResetScope};
@@ -75,7 +75,11 @@ impl v1::admin_server::Admin for AdminService {
         let question = question.map_err(|no| self.0.refuse_here("explain", no))?;
         let engine = Arc::clone(&self.0.engine);
         let answer = self.aside("explain", move || question.answer(&engine)).await?;
-        Ok(Response::new(answer.map_err(|no| self.0.refuse("explain", no))?))
+        let mut answer = answer.map_err(|no| self.0.refuse("explain", no))?;
+        if let Some(stack) = &self.0.stack {
+            explain::below(stack, &mut answer).await.map_err(|no| self.0.refuse("explain", no))?;
+        }
+        Ok(Response::new(answer))
     }
 
     async fn inspect(

@@ -13,7 +13,7 @@ use crate::access::TenantFacts;
 use crate::arena::cgroup;
 use crate::config::{Config, Listen};
 use crate::engine::Stats;
-use crate::tier::TierStats;
+use crate::tier::{PeerState, TierStats};
 use crate::tls::Tls;
 
 /// What the daemon was told that its engine does not know, and the bell for its end.
@@ -95,7 +95,13 @@ pub(super) fn inspect(shared: &Shared) -> v1::InspectResponse {
         tenants: shared.access.tenants().into_iter().map(|facts| tenant(facts, &stats)).collect(),
         sent_bytes,
         received_bytes,
+        peers: shared.stack.iter().flat_map(|stack| stack.known_peers()).map(peer).collect(),
     }
+}
+
+fn peer(state: PeerState) -> v1::PeerInfo {
+    let PeerState { address, left_alone, bytes_per_second } = state;
+    v1::PeerInfo { address, left_alone, bytes_per_second }
 }
 
 fn tier(stats: TierStats) -> v1::TierInfo {

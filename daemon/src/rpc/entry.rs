@@ -48,7 +48,8 @@ enum Longest {
 }
 
 impl Kind {
-    fn of(path: &str) -> Option<Self> {
+    /// Of the call with this path.
+    pub(super) fn of(path: &str) -> Option<Self> {
         let (service, call) = path.strip_prefix("/tender.v1.")?.split_once('/')?;
         let (name, longest) = match (service, call) {
             ("Store", "Session") => ("session", Longest::Small),

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -114,6 +115,7 @@ impl Watch {
             }
             shared.refuse("watch", no)
         })?;
+        shared.metrics.watches.open.fetch_add(1, Ordering::Relaxed);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         heartbeat.reset();
@@ -164,6 +166,7 @@ impl Watch {
     }
 
     fn finish(&mut self, mut batch: v1::EventBatch) -> v1::EventBatch {
+        self.shared.metrics.watches.batches.fetch_add(1, Ordering::Relaxed);
         batch.boot_id = Bytes::copy_from_slice(self.shared.boot.as_bytes());
         batch.rights_id = self.identity.tenant.rights_id;
         batch.next_sequence = match self.rest {
@@ -200,6 +203,9 @@ impl Watch {
         // All that was ever asked for was told; what comes from now on comes for a loss.
         let start = std::mem::replace(&mut self.start, v1::WatchStart::Lost);
         self.seen.clear();
+        if lost {
+            self.shared.metrics.watches.lost.fetch_add(1, Ordering::Relaxed);
+        }
         let start = if lost { v1::WatchStart::Lost } else { start };
         v1::EventBatch { start: start.into(), ..v1::EventBatch::default() }
     }
@@ -268,6 +274,12 @@ struct Draft {
 impl Draft {
     fn is_full(&self) -> bool {
         self.descriptor_bytes >= MAX_DESCRIPTOR_BYTES
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.metrics.watches.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,4 +1,6 @@
-//! Why chunks are not there: the engine's answer as a message.
+//! Why chunks are not there: the engine's answer as a message, and which tier below has them.
+
+use std::time::Instant;
 
 use bytes::Bytes;
 use tender_proto::{ChunkId, NamespaceDigest, Reason, Refusal, v1};
@@ -6,6 +8,7 @@ use tender_proto::{ChunkId, NamespaceDigest, Reason, Refusal, v1};
 use super::convert;
 use crate::engine::history::{Left, Told};
 use crate::engine::{Engine, Fate};
+use crate::tier::{Stack, TierKind};
 
 /// Chunks of a namespace, or those of a request.
 #[derive(Debug)]
@@ -81,7 +84,25 @@ fn message(chunk: ChunkId, fate: Fate, told: Option<Told>) -> v1::ChunkFate {
         store_after_requests: fate.store_after,
         told: told.into(),
         told_reason: wire(told_reason),
+        tier: String::new(),
     }
+}
+
+/// Adds what lower tiers have of what is not in the arena. They are asked as a lookup asks them, and have its time.
+pub(super) async fn below(stack: &Stack, answer: &mut v1::ExplainResponse) -> Result<(), Refusal> {
+    let namespace = NamespaceDigest::parse(&answer.namespace)?;
+    let here = |fate: &v1::ChunkFate| matches!(fate.fate(), v1::Fate::Ready | v1::Fate::Pending);
+    let missing: Vec<_> = answer.chunks.iter_mut().filter(|fate| !here(fate)).collect();
+    let chunk = |fate: &&mut v1::ChunkFate| ChunkId::parse(&fate.chunk.clone().unwrap_or_default());
+    let chunks = missing.iter().map(chunk).collect::<Result<Vec<_>, _>>()?;
+    if chunks.is_empty() {
+        return Ok(());
+    }
+    let holders = stack.holders(namespace, &chunks, Instant::now() + stack.lookup_time()).await;
+    for (fate, holder) in missing.into_iter().zip(holders) {
+        fate.tier = holder.map_or("", TierKind::name).to_owned();
+    }
+    Ok(())
 }
 
 fn what(fate: &Fate) -> (v1::Fate, Option<Reason>) {

@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tender_proto::{PartIndex, Reason, Refusal, SessionId, v1};
+use tender_trace::Span;
 use tonic::Status;
 
 use super::pace::Pace;
@@ -37,6 +38,8 @@ pub(super) struct GetStream {
     /// Closes the open part when the lease ends; aborted with the stream.
     timer: Option<Task>,
     pace: Pace,
+    /// Of the call: it ends with the stream.
+    _span: Span,
     /// Of a stream for another daemon.
     _lease: Option<HouseLease>,
 }
@@ -132,6 +135,7 @@ impl GetStream {
                 shared.max_frame_bytes,
                 shared.engine.limits().max_lease,
             ),
+            _span: Span::current(),
             _lease: None,
         }
     }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tender_proto::{ChunkId, NamespaceDigest, Reason, Refusal, SessionId, v1};
 
+use tender_trace::{Span, names};
 use tonic::Status;
 
 use super::caller::Want;
@@ -117,6 +118,7 @@ impl Asked {
         let request = (self.request.0.as_str(), self.request.1);
         shared.engine.remember_request((self.session, self.namespace), request, &self.chunks, &found.chunks);
         let lease = found.lease;
+        self.trace(&found.chunks);
         // A scheduler asks once for each request, workers ask again for their load.
         if let (Some(stack), true, Some(_)) = (&shared.stack, self.fetch, lease)
             && let Some(namespace) = self.known_as(shared)
@@ -128,6 +130,18 @@ impl Asked {
         let located = answer.chunks.iter().flat_map(|chunk| &chunk.parts).map(|part| part.bytes).sum();
         shared.metrics.sent(Path::Shm, located);
         Ok(answer)
+    }
+
+    /// Tells the call's span what was asked and found.
+    fn trace(&self, answers: &[ChunkAnswer]) {
+        let span = Span::current();
+        if span.is_none() {
+            return;
+        }
+        let ready = answers.iter().filter(|answer| matches!(answer, ChunkAnswer::Ready { .. })).count();
+        span.set(names::NAMESPACE, names::short(self.namespace.as_bytes()));
+        span.set(names::CHUNKS, names::count(answers.len()));
+        span.set(names::READY, names::count(ready));
     }
 
     fn ready(&self, answers: &[ChunkAnswer]) -> Vec<ChunkId> {
@@ -188,6 +202,7 @@ mod tests {
                 refusals: RefusalLog::default(),
                 copies: Arc::new(Semaphore::new(1)),
                 doubts: Arc::new(Semaphore::new(1)),
+                trace: Default::default(),
                 desk: crate::rpc::desk::Desk::default(),
             };
             let session = bench.session();

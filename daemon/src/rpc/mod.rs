@@ -1,6 +1,6 @@
 //! gRPC: decode -> engine -> encode. The generated types stop here.
 //!
-//! `front` brings connections, `entry` finds out who calls before a message is read, `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
+//! `front` brings connections, `entry` finds out who calls before a message is read, `trace` whose trace it is, `server` has the limits, `service` the calls with one answer (`lookup` the one that asks other tiers), `session` the
 //! stream that a session lives by, `put` and `get` the streams of bytes, `frames` what the latter writes, `pace` how fast,
 //! `events` the stream of changes, `peer` what other daemons ask, `admin` what operators ask (`explain`, `desk`, `verify` the longer answers), `caller` who asks, `convert` the messages'
 //! way to the checked types, `status` the refusals' way out, `typed` that of the refusals that gRPC makes itself.
@@ -23,6 +23,7 @@ pub(crate) mod server;
 mod service;
 mod session;
 pub(crate) mod status;
+mod trace;
 mod typed;
 mod verify;
 
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tender_proto::BootId;
+use tender_trace::Tracer;
 use tokio::sync::{Semaphore, watch};
 
 use crate::access::Access;
@@ -62,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) copies: Arc<Semaphore>,
     /// Of one: whoever looks into what readers doubt.
     pub(crate) doubts: Arc<Semaphore>,
+    /// Where calls are traced.
+    pub(crate) trace: Tracer,
     /// For operators.
     pub(crate) desk: desk::Desk,
     /// What answers other daemons; `None` where no directory is configured.

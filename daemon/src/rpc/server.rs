@@ -24,6 +24,7 @@ use super::frames::framed;
 use super::front::{self, Front};
 use super::peer::PeerService;
 use super::service::StoreService;
+use super::trace::TraceLayer;
 use super::typed::typed;
 use crate::gate::Gate;
 use crate::tls::Tls;
@@ -96,6 +97,7 @@ where
             move |response| framed(typed(&shared, response))
         }))
         .layer(EntryLayer(entry))
+        .layer(TraceLayer(shared.trace.clone()))
         .add_service(store)
         .add_service(admin)
         .add_service(events_service(&shared))
@@ -135,6 +137,9 @@ pub(crate) async fn call(
 
     let (store, admin) = services(shared);
     let routes = tonic::service::Routes::new(store).add_service(admin).add_service(events_service(shared));
-    let Ok(response) = EntryLayer(Arc::clone(shared)).layer(routes).oneshot(request).await;
+    let Ok(response) = EntryLayer(Arc::clone(shared))
+        .layer(TraceLayer(shared.trace.clone()).layer(routes))
+        .oneshot(request)
+        .await;
     framed(typed(shared, response))
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use prost::Message;
 use tender_proto::limits::MAX_MESSAGE_BYTES;
 use tender_proto::{Descriptor, NamespaceDigest, Reason, Refusal, SessionId, v1};
+use tender_trace::names;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -109,6 +110,7 @@ impl v1::store_server::Store for StoreService {
         };
         self.0.answer("reserve", decode, |(session, namespace)| {
             self.0.check_right("reserve", &identity, Want::Write, session, namespace)?;
+            tender_trace::note(names::CHUNKS, names::count(raw.items.len()));
             let in_time = |item: &v1::ReserveItem| {
                 let ask = convert::reserve_ask(item)?;
                 // More than can be stored is refused for its size; the word alone must not cost a tenant its rate.
@@ -138,6 +140,7 @@ impl v1::store_server::Store for StoreService {
             self.0.session_of(&identity, &raw.session_id).map_err(|no| self.0.refuse_here("commit", no))?;
         let (asks, refused) = convert::sort_out(&raw.items, convert::commit_ask);
         let bytes = asks.iter().map(|ask| ask.bytes).fold(0, u64::saturating_add);
+        tender_trace::note(names::BYTES, i64::try_from(bytes).unwrap_or(i64::MAX));
         let turn = self.0.fair.turn(identity.tenant.usage.number, bytes).await;
         let answers = commit_aside(&self.0, session, asks, turn).await?;
         // A reservation is over after its commit, also after one that could not be read.

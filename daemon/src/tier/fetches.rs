@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 use moka::sync::Cache;
 use parking_lot::Mutex;
 use tender_proto::{ChunkId, Coverage, NamespaceDigest, Reason};
+use tender_trace::Origin;
 
 use super::cost::{Cost, Sample};
 use super::{Available, FetchError, TierKind, TierNamespace};
@@ -51,6 +52,8 @@ pub(super) struct Fetch {
     /// The first tier to ask, by its place in the stack.
     pub(super) lane: usize,
     pub(super) deadline: Instant,
+    /// The lookup that asked first.
+    pub(super) asked_by: Origin,
     id: u64,
 }
 
@@ -210,6 +213,7 @@ impl Fetches {
             chunk,
             lane: lane_index,
             deadline,
+            asked_by: Origin::current(),
             id,
         });
         inner.wanted.insert(key, wanted);

@@ -16,6 +16,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use parking_lot::{Mutex, RwLock};
 use tender_proto::{ChunkId, GroupIndex, GroupKind, NamespaceDigest, Reason, Refusal};
+use tender_trace::{Side, names};
 use tokio::sync::watch;
 
 use super::behind::{Behind, KeepStats, Keeper};
@@ -149,6 +150,35 @@ impl Stack {
         let sought = self.inner.begin(&namespace, seeking);
         self.inner.pump(&running);
         sought
+    }
+
+    /// Which tier has each of these chunks, as far as they say so by the deadline. Nothing is fetched.
+    pub(crate) async fn holders(
+        &self,
+        namespace: NamespaceDigest,
+        chunks: &[ChunkId],
+        deadline: Instant,
+    ) -> Vec<Option<TierKind>> {
+        let mut holders = vec![None; chunks.len()];
+        let running = self.inner.running.read().clone();
+        let known = running.as_ref().and_then(|running| running.house.namespace(namespace));
+        let (Some(running), Some(namespace)) = (running, known) else { return holders };
+        for (at, tier) in running.tiers.iter().enumerate() {
+            let open: Vec<usize> = (0..chunks.len()).filter(|&i| holders[i].is_none()).collect();
+            if open.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            let asked: Vec<_> = open.iter().map(|&i| chunks[i]).collect();
+            let until = share(deadline, at + 1 < running.tiers.len());
+            let answers = tier.find(&namespace, &asked, until);
+            let Ok(answers) = tokio::time::timeout_at((until + FIND_GRACE).into(), answers).await else {
+                continue;
+            };
+            for (i, answer) in open.into_iter().zip(answers) {
+                holders[i] = answer.map(|_| tier.kind());
+            }
+        }
+        holders
     }
 
     /// In how many milliseconds a chunk is expected that is on its way.
@@ -400,8 +430,17 @@ impl Inner {
 
     async fn run(&self, running: &Running, fetch: &Fetch) -> End {
         let current = || running.is_current(&fetch.namespace);
-        let bringing = self.bring(running, fetch);
-        self.calls.run(&fetch.namespace, current, bringing).await.unwrap_or(End::GivenUp)
+        let span = fetch.asked_by.span(names::TIER_FETCH, Side::Within);
+        if !span.is_none() {
+            span.set(names::CHUNK, names::short(fetch.chunk.hash.as_bytes()));
+            span.set(names::NAMESPACE, names::short(fetch.namespace.digest.as_bytes()));
+        }
+        let bringing = span.clone().around(self.bring(running, fetch));
+        let end = self.calls.run(&fetch.namespace, current, bringing).await.unwrap_or(End::GivenUp);
+        if let End::Failed(why) = end {
+            span.fail(why.map_or("no tier has brought it", Reason::label));
+        }
+        end
     }
 
     /// From the tier that has it, else from one of those behind.
@@ -450,6 +489,7 @@ impl Inner {
             let answers = tier.find(&fetch.namespace, &[fetch.chunk], until).await;
             answers.into_iter().next().flatten()?;
         }
+        tender_trace::note(names::TIER, tier.kind().name());
         let brought = tier.fetch(&fetch.namespace, fetch.chunk, &running.house, until).await;
         // Evicted again or never there: whoever waits for it waits no longer.
         if brought.is_ok() && !running.house.has(&fetch.namespace, fetch.chunk) {

@@ -464,3 +464,23 @@ async fn tiers_that_do_anything_leave_an_arena_that_is_right() {
         rig.end().await;
     }
 }
+
+#[tokio::test]
+async fn who_holds_a_chunk_is_told_and_nothing_is_fetched() {
+    let rig = Rig::new(&[TierKind::Disk, TierKind::Shared]);
+    rig.tiers[0].hold(&[chunk(1)]);
+    rig.tiers[1].hold(&[chunk(1), chunk(2)]);
+    let chunks = [chunk(1), chunk(2), chunk(3)];
+    let asked = |namespace| rig.stack.holders(namespace, &chunks, Instant::now() + PATIENCE);
+    let expected = vec![Some(TierKind::Disk), Some(TierKind::Shared), None];
+    assert_eq!(asked(a()).await, expected);
+    // A namespace that is not there has nothing, whatever its name.
+    assert_eq!(asked(tender_proto::NamespaceDigest::parse(&[7; 32]).unwrap()).await, vec![None; 3]);
+    assert!(rig.tiers.iter().all(|tier| tier.fetches().is_empty()));
+    assert_eq!(rig.stack.stats()[0].asked_chunks, 0, "it is no lookup");
+    // One that does not answer keeps nobody longer than its share.
+    *rig.tiers[0].find_takes.lock() = Duration::from_secs(3600);
+    let holders = rig.stack.holders(a(), &chunks, Instant::now() + Duration::from_millis(200)).await;
+    assert_eq!(holders, vec![Some(TierKind::Shared), Some(TierKind::Shared), None]);
+    rig.end().await;
+}

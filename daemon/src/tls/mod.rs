@@ -80,6 +80,8 @@ pub(crate) struct Tls {
 struct Loaded {
     server: Arc<ServerConfig>,
     client: ClientTlsConfig,
+    /// What, and until when, in seconds since 1970.
+    expiries: Vec<(&'static str, u64)>,
 }
 
 impl Tls {
@@ -105,9 +107,12 @@ impl Tls {
 
     /// The end of the certificate's time that is in the file now, in seconds since 1970.
     pub(crate) fn expires_unix_s(&self) -> Option<u64> {
-        let chain = certificates("certificate", &self.config.cert).ok()?;
-        let (_, certificate) = x509_parser::parse_x509_certificate(chain.first()?).ok()?;
-        u64::try_from(certificate.validity().not_after.timestamp()).ok()
+        expiry(certificates("certificate", &self.config.cert).ok()?.first()?)
+    }
+
+    /// When what is in force ends, in seconds since 1970: the daemon's own, and the first of the clients' authorities.
+    pub(crate) fn expiries(&self) -> Vec<(&'static str, u64)> {
+        self.current.load().expiries.clone()
     }
 
     /// For a listener.
@@ -125,6 +130,10 @@ impl Tls {
 fn read(config: &TlsConfig) -> Result<Loaded, TlsError> {
     let TlsConfig { cert, key, client_ca, client_auth } = config;
     let chain = certificates("certificate", cert)?;
+    let authorities = client_ca.as_deref().map(|ca| certificates("client authority", ca)).transpose()?;
+    let first = authorities.iter().flatten().filter_map(expiry).min();
+    let ends = [("server", chain.first().and_then(expiry)), ("client_ca", first)];
+    let expiries = ends.into_iter().filter_map(|(what, end)| Some((what, end?))).collect();
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| file("private key", key, &error))?;
     let builder = ServerConfig::builder();
     let verifier = match (client_ca, client_auth) {
@@ -158,7 +167,13 @@ fn read(config: &TlsConfig) -> Result<Loaded, TlsError> {
     if let Some(ca) = client_ca {
         client = client.ca_certificate(Certificate::from_pem(text("client authority", ca)?));
     }
-    Ok(Loaded { server: Arc::new(server), client })
+    Ok(Loaded { server: Arc::new(server), client, expiries })
+}
+
+/// The end of a certificate's time.
+fn expiry(certificate: &CertificateDer<'_>) -> Option<u64> {
+    let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    u64::try_from(certificate.validity().not_after.timestamp()).ok()
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
@@ -284,6 +299,8 @@ mod tests {
             assert!(Arc::ptr_eq(&before, &tls.server()), "the old ones stay");
             std::fs::write(path, good).unwrap();
         }
+        let ends = tls.expires_unix_s().unwrap();
+        assert_eq!(tls.expiries(), [("server", ends), ("client_ca", ends)], "one file is both here");
         tls.reload().unwrap();
         assert!(!Arc::ptr_eq(&before, &tls.server()));
         std::fs::remove_file(&config.key).unwrap();

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from collections import Counter as Tally
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -145,3 +147,19 @@ def test_vllms_log_line_has_what_is_not_zero():
     lines = []
     logging.log(lambda form, text: lines.append(form % text))
     assert lines == ["KV Transfer metrics: tender_loads=3, tender_misses=4, tender_breakers_open=1"]
+
+
+def test_the_page_of_the_docs_has_these_metrics_and_no_others():
+    page = (Path(__file__).parents[3] / "docs/metrics-engine.md").read_text()
+    # The example, as the exposition has it.
+    labels = {f"{metric.name}_total": () for metric in COUNTERS}
+    labels |= {f"{metric.name}_total": ("reason",) for metric in BY_REASON}
+    labels |= {metric.name: ("state",) for metric in STATES}
+    shown = re.findall(r"^(vllm:tender_\w+){(.*)} \S+$", page, re.M)
+    assert shown
+    for name, inside in shown:
+        assert sorted(re.findall(r"(\w+)=", inside)) == sorted((*_LABELS, *labels[name]))
+    # The table: names without what all of them begin with, some with a label.
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)(?:{\w+})?`", cell)}
+    assert named == {metric.name.removeprefix("vllm:tender_") for metric in (*COUNTERS, *BY_REASON, *STATES)}

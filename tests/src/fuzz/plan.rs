@@ -53,7 +53,12 @@ fn plan(draft: Draft) -> StepPlan {
     };
     let load = |(request, pieces, whole): (String, Vec<Piece>, bool)| {
         let item = |(chunk, needed, blocks)| LoadItem { chunk, needed, blocks };
-        LoadJob { request, items: pieces.into_iter().filter_map(piece).map(item).collect(), whole }
+        LoadJob {
+            request,
+            items: pieces.into_iter().filter_map(piece).map(item).collect(),
+            whole,
+            trace: Default::default(),
+        }
     };
     StepPlan {
         stores_before: stores(draft.before),

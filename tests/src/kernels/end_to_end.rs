@@ -189,8 +189,12 @@ fn round(
     }
     let item =
         |chunk| LoadItem { chunk: key(transport, chunk), needed: full, blocks: cache.blocks(chunk, true) };
-    let loads =
-        vec![LoadJob { request: "r".into(), items: (0..cache.chunks).map(item).collect(), whole: false }];
+    let loads = vec![LoadJob {
+        request: "r".into(),
+        items: (0..cache.chunks).map(item).collect(),
+        whole: false,
+        trace: Default::default(),
+    }];
     let (plan, begun) = (StepPlan { loads, ..StepPlan::default() }.encode(), Instant::now());
     worker.begin_step_on(&plan, stream);
     while worker.poll().is_empty() {

@@ -16,12 +16,11 @@ use serde_json::{Value, json};
 use tender_client::Address;
 use tender_daemon::config::{ADMIN_PORT, Config, HostPort, Listen, TCP_PORT};
 use tender_daemon::{LIVE_PATH, METRICS_PATH, READY_PATH};
+use tender_proto::limits::DAEMON_OVERHEAD_BYTES;
 
 const OVERLAYS: [&str; 4] =
     ["overlays/sidecar", "overlays/node", "overlays/shared", "overlays/shared-external"];
 const EXAMPLES: [&str; 2] = ["examples/vllm-node", "examples/vllm-shared"];
-/// What a daemon needs beside arena and staging: its index, connections, and what is on its way (docs/sizing.md).
-const OVERHEAD_BYTES: u64 = 512 << 20;
 /// A daemon that answers nothing for less is not killed.
 const PATIENCE_SECONDS: i32 = 60;
 /// Between the end of a drain and the end of the process.
@@ -44,6 +43,12 @@ fn each_container(mut check: impl FnMut(&Pod, &Container, &str)) {
             }
         }
     }
+}
+
+#[test]
+fn the_sizing_page_has_the_figure_of_the_code() {
+    let page = std::fs::read_to_string(kustomize::root().join("../../docs/sizing.md")).unwrap();
+    assert!(page.contains(&format!("+ {} MiB ", DAEMON_OVERHEAD_BYTES >> 20)), "docs/sizing.md");
 }
 
 #[test]
@@ -163,7 +168,7 @@ fn arena_staging_and_overhead_fit_the_memory_limit_and_the_volume() {
         for (pod, container, config) in overlay.daemons() {
             let engine = &config.engine;
             let file = engine.arena.file_bytes().unwrap();
-            let needed = file + engine.max_total_staging_bytes + OVERHEAD_BYTES;
+            let needed = file + engine.max_total_staging_bytes + DAEMON_OVERHEAD_BYTES;
             let limit = bytes(&container.resources.as_ref().unwrap().limits.as_ref().unwrap()["memory"]);
             assert!(needed <= limit, "{}: needs {needed} bytes, the limit is {limit}", pod.workload);
             assert!(limit < needed + needed / 4, "{}: a quarter of the memory is for nothing", pod.workload);

@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tender_daemon::config::Config;
+use tender_daemon::config::{ClientAuth, Config, TlsConfig};
 use tender_proto::{ChunkId, Descriptor, Reason};
 use tender_tests::daemon::{Daemon, Setup, http_get};
 use tender_tests::raw::RawSession;
 use tender_tests::redis::Redis;
 use tender_tests::{fixture, pattern};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 use prometheus::Prometheus;
 
@@ -154,6 +156,17 @@ struct Everything {
 const POLICY: &str =
     "[[tenant]]\nname = \"tests\"\nidentities = [\"uid:*\"]\nallow = [\"read\", \"write\", \"admin\"]\n";
 
+/// One file is certificate and authority.
+fn certificates(dir: &Path) -> TlsConfig {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["tender.example".into()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap();
+    let (cert, key_file) = (dir.join("cert.pem"), dir.join("key.pem"));
+    fs::write(&cert, certificate.pem()).unwrap();
+    fs::write(&key_file, key.serialize_pem()).unwrap();
+    TlsConfig { client_ca: Some(cert.clone()), cert, key: key_file, client_auth: ClientAuth::Required }
+}
+
 impl Everything {
     async fn start() -> Self {
         let (redis, dir) = (Redis::start(), tempfile::tempdir().unwrap());
@@ -175,9 +188,11 @@ impl Everything {
             format!("--policy={}", policy.display()),
         ];
         let config = Config::load(told.iter().map(OsString::from)).unwrap();
+        let tls = certificates(dir.path());
         let daemon = Daemon::start_with(Setup::slots(4), |own| {
             (own.peers, own.disk, own.shared) = (config.peers, config.disk, config.shared);
             (own.stack, own.policy) = (config.stack, config.policy);
+            own.tls = Some(tls);
         })
         .await;
         let all = Self { daemon, _redis: redis, _dir: dir };
@@ -214,6 +229,10 @@ impl Everything {
         session.states(namespace, &[fixture::chunk(77)]).await;
         let wrong = session.store(namespace, fixture::chunk(78), fixture::PART, coverage, b"too short").await;
         assert!(!wrong.is_ok_and(|outcome| outcome.stored), "nine bytes are no chunk");
+        // Not a word of HTTP/2.
+        let mut silent = UnixStream::connect(self.daemon.socket()).await.unwrap();
+        silent.write_all(b"GET / HTTP/1.1\r\nHost: tenderd\r\n\r\n").await.unwrap();
+        _ = silent.read_to_end(&mut Vec::new()).await;
         let stranger = self.daemon.tcp_client().await;
         assert!(stranger.stats().await.is_err(), "the policy knows nobody on TCP");
     }

@@ -89,6 +89,16 @@ async fn a_tenant_has_as_many_bytes_in_flight_as_its_quota_and_others_have_their
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_of_which_no_chunk_fits_its_share_is_refused_when_it_is_registered() {
+    let daemon = Secure::start(Wish::policy(&policy(&format!("inflight_bytes = {}", CHUNK_BYTES - 1)))).await;
+    let model = fixture::small("m", BLOCK_BYTES);
+    let a = daemon.client("a.test").await.open("a").await.unwrap();
+    assert_eq!(reason(a.register(&model).await), Reason::TooLarge);
+    // The other tenant has no such share.
+    daemon.client("b.test").await.open_registered(&model).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_arena_full_of_anothers_chunks_is_not_where_a_tenant_at_its_quota_makes_room() {
     let mut wish = Wish::policy(&policy("chunks = 1"));
     wish.arena_bytes = 8 * CHUNK_BYTES as u64;

@@ -125,7 +125,7 @@ impl EngineMemory {
             |(at, &chunk): (usize, &ChunkId)| LoadItem { chunk, needed: self.full(), blocks: blocks(at) };
         let items = chunks.iter().enumerate().map(item).collect();
         StepPlan {
-            loads: vec![LoadJob { request: "bench".into(), items, whole: false }],
+            loads: vec![LoadJob { request: "bench".into(), items, whole: false, trace: Default::default() }],
             ..StepPlan::default()
         }
     }

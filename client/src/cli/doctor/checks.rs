@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use bytesize::ByteSize;
-use tender_proto::limits::PROTOCOL_VERSION;
+use tender_proto::limits::{DAEMON_OVERHEAD_BYTES, PROTOCOL_VERSION};
 
 use super::host::{Host, Limit, Socket};
 use super::{Finding, Level, Seen};
@@ -204,7 +204,10 @@ fn memory(facts: &Facts) -> Finding {
                 facts.cgroup_limit_file,
                 ByteSize(growth)
             ),
-            "raise the container's memory limit (arena + staging + 256 MiB), or lower --max-total-staging",
+            format!(
+                "raise the container's memory limit (arena + staging + {}, see docs/sizing.md), or lower --max-total-staging",
+                ByteSize(DAEMON_OVERHEAD_BYTES)
+            ),
         );
     }
     Finding::ok("memory", format!("{} leaves {left}", facts.cgroup_limit_file))
@@ -359,12 +362,14 @@ fn stored_bytes(facts: &Facts) -> Finding {
 
 fn huge_pages(host: &Host) -> Finding {
     match host.huge_shared_pages().as_deref() {
-        Some("never" | "deny") => Finding::new(
+        Some("deny") => Finding::new(
             "huge pages",
             Level::Note,
-            "shared memory uses 4 KiB pages",
-            "to try huge ones for a large arena, mount its filesystem with huge=within_size",
+            "shared memory uses 4 KiB pages: shmem_enabled is deny",
+            "any other word in /sys/kernel/mm/transparent_hugepage/shmem_enabled lets tenderd make huge ones",
         ),
+        // The kernel makes none by itself, and those that a program asks for it makes all the same.
+        Some("never") => Finding::ok("huge pages", "for shared memory: never, which leaves them to tenderd"),
         Some(word) => Finding::ok("huge pages", format!("for shared memory: {word}")),
         None => Finding::new(
             "huge pages",

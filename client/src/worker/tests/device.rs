@@ -41,7 +41,7 @@ impl DeviceRig {
 
     fn begin_load(&self, first: u32) {
         let items = vec![LoadItem { chunk: chunk(0, 0), needed: coverage(15), blocks: blocks(first) }];
-        let loads = vec![LoadJob { request: "r".into(), items, whole: false }];
+        let loads = vec![LoadJob { request: "r".into(), items, whole: false, trace: Default::default() }];
         self.worker.begin_step_on(&StepPlan { loads, ..StepPlan::default() }.encode(), self.stream);
     }
 

@@ -42,6 +42,7 @@ pub(super) mod shared;
 pub(super) mod shown;
 pub(super) mod tiers;
 pub(super) mod tls;
+pub(super) mod trace;
 
 use std::path::PathBuf;
 
@@ -57,13 +58,14 @@ use shared::SharedSettings;
 use shown::{Change, shown};
 use tiers::TierSettings;
 use tls::TlsSettings;
+use trace::TraceSettings;
 
 /// Keeps KV cache chunks of inference engines in shared memory and serves them to engines on this host (through
 /// its Unix socket and shared memory) and on others (over TCP).
 ///
 /// Every setting can be given as a flag, as an environment variable, or in the file named by --config; a flag wins
 /// over a variable, and a variable over the file. In the file, `--arena-size` is `size` in the table `[arena]`, and
-/// likewise for [tls], [lease], [limits], [tiers], [disk], [directory], [peers], [shared] and [log].
+/// likewise for [tls], [lease], [limits], [tiers], [disk], [directory], [peers], [shared], [log] and [trace].
 ///
 /// Sizes are written like 512MiB or 64GiB, times like 500ms, 30s or 2m.
 #[derive(Parser, Debug)]
@@ -153,12 +155,14 @@ pub(super) struct Settings {
     pub(super) shared: SharedSettings,
     #[command(flatten)]
     pub(super) log: LogSettings,
+    #[command(flatten)]
+    pub(super) trace: TraceSettings,
 }
 overlay!(Settings {
     name, listen, allow_plaintext_tcp, policy, socket_mode, admin, drain_grace, exit_when_unused, take_over,
     worker_threads
 } {
-    tls, arena, lease, limits, tiers, disk, directory, peers, shared, log
+    tls, arena, lease, limits, tiers, disk, directory, peers, shared, log, trace
 });
 
 #[derive(Args, Deserialize, Default, Clone, PartialEq, Debug)]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use bytesize::ByteSize;
 
+use tender_trace::{Endpoint, Ratio};
+
 use crate::config::values::{FileMode, HostPort, Listen, LogFormat, Span};
 use crate::engine::Eviction;
 use crate::tier::peers::DirectoryUri;
@@ -36,7 +38,20 @@ macro_rules! shown_as_displayed {
         })*
     };
 }
-shown_as_displayed!(String, bool, usize, u32, ByteSize, Span, FileMode, HostPort, Listen, DirectoryUri);
+shown_as_displayed!(
+    String,
+    bool,
+    usize,
+    u32,
+    ByteSize,
+    Span,
+    FileMode,
+    HostPort,
+    Listen,
+    DirectoryUri,
+    Endpoint,
+    Ratio
+);
 
 impl Shown for PathBuf {
     fn shown(&self) -> String {

@@ -4,8 +4,10 @@
 use std::time::Instant;
 
 use tender_proto::{ChunkId, ContentDigest, Coverage, Group, PartIndex, Reason, v1};
+use tender_trace::{Side, names};
 use tokio::time::timeout_at;
-use tonic::Streaming;
+use tonic::metadata::MetadataMap;
+use tonic::{Extensions, Streaming};
 
 use super::entry::Fingerprint;
 use super::pool::Peer;
@@ -55,10 +57,21 @@ pub(crate) async fn fetch(
             generation: wanted.generation,
             chunks: vec![wanted.chunk.to_message()],
         };
-        let answer = client.fetch(request).await.map_err(dead)?;
+        let answer = client.fetch(traced(request)).await.map_err(dead)?;
         receive(answer.into_inner(), group, wanted, filling).await
     };
-    timeout_at(deadline.into(), whole).await.unwrap_or(Err(Failed::Slow))
+    let span = tender_trace::child(names::PEER_FETCH, Side::Asks);
+    if !span.is_none() {
+        span.set(names::PEER, peer.address.to_string());
+    }
+    timeout_at(deadline.into(), span.around(whole)).await.unwrap_or(Err(Failed::Slow))
+}
+
+/// With the trace that it is part of.
+fn traced(request: v1::FetchRequest) -> tonic::Request<v1::FetchRequest> {
+    let mut headers = http::HeaderMap::new();
+    tender_trace::inject(&mut headers);
+    tonic::Request::from_parts(MetadataMap::from_headers(headers), Extensions::default(), request)
 }
 
 async fn receive(

@@ -65,6 +65,8 @@ COUNTERS = (
     Metric("vllm:tender_already_stored", "Parts that the daemon had already: not sent.", "already_stored"),
     Metric("vllm:tender_sessions_lost", "Sessions lost after they were up.", "sessions_lost"),
     Metric("vllm:tender_breaker_opened", "Times a breaker opened.", "breaker_opened"),
+    Metric("vllm:tender_exported_spans", "Spans of traces that a collector has taken.", "exported_spans"),
+    Metric("vllm:tender_lost_spans", "Spans that no collector took, or that were too many at once.", "lost_spans"),
     Metric("vllm:tender_slow_steps", "Steps that took Tender longer than its budget.", "slow_steps"),
     Metric("vllm:tender_bad_plans", "Plans of the scheduler that a worker could not read.", "bad_plans"),
     Metric("vllm:tender_panics", "Faults caught; the first switches a side off.", "panics"),

@@ -114,6 +114,9 @@ class SchedulerSide:
             self._native.new_uncacheable_request(request.request_id, request.num_prompt_tokens, str(unnamed))
             return
         self._native.new_request(request.request_id, request.num_prompt_tokens, inputs.named, inputs.media)
+        # Of the engine's own trace, which it has where it traces (--otlp-traces-endpoint) or its caller does.
+        if request.trace_headers and (traceparent := request.trace_headers.get("traceparent")):
+            self._native.trace_request(request.request_id, traceparent)
         self._tracked[request.request_id] = _Tracked(request)
 
     def match(self, request: Request, computed: int) -> int | None:

@@ -189,7 +189,10 @@ fn huge_pages_and_locked_memory_are_noted() {
     put(dir.path(), file, "always [advise] never\n");
     put(dir.path(), "proc/self/limits", "Max locked memory         unlimited unlimited bytes\n");
     assert_eq!((level(&huge_pages(&host)), level(&memlock(&host))), (Level::Ok, Level::Ok));
-    put(dir.path(), file, "always advise [never]\n");
+    // A program that asks for huge pages gets them all the same.
+    put(dir.path(), file, "always advise [never] deny\n");
+    assert_eq!(level(&huge_pages(&host)), Level::Ok);
+    put(dir.path(), file, "always advise never [deny]\n");
     put(dir.path(), "proc/self/limits", "Max locked memory         8388608 unlimited bytes\n");
     assert_eq!((level(&huge_pages(&host)), level(&memlock(&host))), (Level::Note, Level::Note));
     put(dir.path(), "proc/self/limits", "Max locked memory         8589934592 unlimited bytes\n");

@@ -135,6 +135,7 @@ impl Node {
             refusals: RefusalLog::default(),
             copies: Arc::new(Semaphore::new(1)),
             doubts: Arc::new(Semaphore::new(1)),
+            trace: Default::default(),
             desk: crate::rpc::desk::Desk::default(),
             peers: Some(Arc::clone(&tier)),
         });
