@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::access::Access;
 use crate::config::{Change, Config};
@@ -31,12 +31,18 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Runs until it is dropped. Without files it does nothing, but SIGHUP ends no daemon.
-    pub(crate) async fn watch(self) {
-        let mut hangup = match signal(SignalKind::hangup()) {
-            Ok(hangup) => hangup,
-            Err(error) => return tracing::warn!(%error, "changed files are not read again"),
-        };
+    /// Runs until it is dropped. Without files it does nothing, but from the call on SIGHUP ends no daemon.
+    pub(crate) fn watch(self) -> impl Future<Output = ()> {
+        let hangup = signal(SignalKind::hangup());
+        async move {
+            match hangup {
+                Ok(hangup) => self.follow(hangup).await,
+                Err(error) => tracing::warn!(%error, "changed files are not read again"),
+            }
+        }
+    }
+
+    async fn follow(self, mut hangup: Signal) {
         let certificates = self.tls.as_ref().map(|tls| tls.files()).unwrap_or_default();
         let policy: Vec<_> = self.access.path().cloned().into_iter().collect();
         let mut seen = (stamps(&certificates), stamps(&policy));

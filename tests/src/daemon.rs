@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tender_client::{Address, ClientConfig, TransportChoice};
 use tender_daemon::app::{HandedOver, RunningApp, Successor};
 use tender_daemon::config::{Config, HostPort, Listen};
-use tender_daemon::engine::Engine;
+use tender_daemon::engine::{Engine, Eviction};
 use tender_proto::limits::FRAME_PAYLOAD_BYTES;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -48,6 +48,8 @@ pub struct Setup {
     pub scrub: bool,
     /// What a child process logs.
     pub log_level: &'static str,
+    /// What goes first. Tests that push out what was used before choose LRU.
+    pub eviction: Eviction,
 }
 
 impl Default for Setup {
@@ -62,6 +64,7 @@ impl Default for Setup {
             max_frame_bytes: FRAME_PAYLOAD_BYTES,
             scrub: true,
             log_level: "warn",
+            eviction: Eviction::TwoQueue,
         }
     }
 }
@@ -85,6 +88,7 @@ impl Setup {
             config.scrub_bytes_per_second = 0;
         }
         let engine = &mut config.engine;
+        engine.eviction = self.eviction;
         engine.arena.place = dir.join("arena");
         engine.arena.bytes = self.arena_bytes;
         engine.arena.prefault = false;
@@ -458,6 +462,7 @@ impl ChildDaemon {
             // A flag may say otherwise.
             .env("TENDERD_ARENA_PREFAULT", "false")
             .args(["--reservation-time", &millis(setup.reservation)])
+            .args(["--eviction", if setup.eviction == Eviction::Lru { "lru" } else { "two-queue" }])
             .stdout(Stdio::null());
         command
     }

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use tender_daemon::engine::Engine;
+use tender_daemon::engine::{Engine, Eviction};
 use tender_proto::{Descriptor, Reason, v1};
 use tender_tests::attach::{attach, attach_blocking, commit_item};
 use tender_tests::daemon::{Daemon, SLOT_BLOCK_BYTES, Setup};
@@ -210,10 +210,10 @@ struct Scene {
 
 impl Scene {
     async fn of(situation: Situation) -> Self {
-        let setup = match situation {
-            S::Expired => Setup { reservation: Duration::from_millis(300), ..Setup::slots(4) },
-            _ => Setup::slots(4),
-        };
+        let reservation =
+            if situation == S::Expired { Duration::from_millis(300) } else { Setup::default().reservation };
+        // What was leased goes as soon as it may.
+        let setup = Setup { reservation, eviction: Eviction::Lru, ..Setup::slots(4) };
         let daemon = Daemon::start(setup).await;
         let descriptor = fixture::small("fencing", SLOT_BLOCK_BYTES);
         let full = fixture::full(&descriptor);

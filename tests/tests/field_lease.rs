@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use tender_daemon::engine::Eviction;
 use tender_proto::{ChunkId, Coverage, Descriptor, Reason, v1};
 use tender_tests::attach::attach;
 use tender_tests::daemon::{Daemon, SLOT_BLOCK_BYTES, Setup};
@@ -88,7 +89,7 @@ async fn field_11_a_slow_batch_get_never_sees_mixed_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn field_11_a_slow_map_reader_is_told_before_it_uses_anything() {
-    let daemon = Daemon::start(Setup::slots(4)).await;
+    let daemon = Daemon::start(Setup { eviction: Eviction::Lru, ..Setup::slots(4) }).await;
     let (descriptor, full, chunks) = setting("field 11 map");
     let b = daemon.client().await.open_registered(&descriptor).await;
     for &chunk in &chunks {
@@ -116,7 +117,7 @@ async fn field_11_a_slow_map_reader_is_told_before_it_uses_anything() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn field_29_what_a_lookup_promised_is_delivered_and_every_promise_ends() {
-    let daemon = Daemon::start(Setup::slots(8)).await;
+    let daemon = Daemon::start(Setup { eviction: Eviction::Lru, ..Setup::slots(8) }).await;
     let (descriptor, full, _) = setting("field 29");
     let namespace = descriptor.digest();
     let reader = daemon.client().await.open_registered(&descriptor).await;

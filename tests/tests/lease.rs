@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tender_daemon::engine::Eviction;
 use tender_proto::{Descriptor, Reason, v1};
 use tender_tests::attach::attach;
 use tender_tests::daemon::{Daemon, SLOT_BLOCK_BYTES, Setup};
@@ -105,7 +106,7 @@ async fn a_slow_stream_is_cut_and_a_slow_map_reader_is_told() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_holds_against_eviction_until_it_is_released() {
-    let daemon = Daemon::start(Setup::slots(4)).await;
+    let daemon = Daemon::start(Setup { eviction: Eviction::Lru, ..Setup::slots(4) }).await;
     let descriptor = fixture::small("holds", SLOT_BLOCK_BYTES);
     let namespace = descriptor.digest();
     let full = fixture::full(&descriptor);

@@ -105,7 +105,7 @@ async fn after_a_take_over_in_vain_what_was_reloaded_before_is_still_in_force() 
     let file = dir.path().join("tenderd.toml");
     let write = |sessions: usize| {
         let text = format!(
-            "listen = [\"unix:{0}/tenderd.sock\"]\n[arena]\nplace = \"{0}/arena\"\nsize = \"16MiB\"\n[limits]\nmax_sessions = {sessions}\nmax_inflight = \"8MiB\"\nmax_session_inflight = \"8MiB\"\n",
+            "listen = [\"unix:{0}/tenderd.sock\"]\n[arena]\npath = \"{0}/arena\"\nsize = \"16MiB\"\n[limits]\nmax_sessions = {sessions}\nmax_inflight = \"8MiB\"\nmax_session_inflight = \"8MiB\"\n",
             dir.path().display()
         );
         std::fs::write(&file, text).unwrap();

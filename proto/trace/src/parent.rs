@@ -10,6 +10,9 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 /// The header, and the key of an engine's trace headers.
 pub(crate) const TRACEPARENT: &str = "traceparent";
 
+/// Of the header's first version; later ones may be longer.
+const TRACEPARENT_BYTES: usize = 55;
+
 /// A span of whatever program, as the parent of what comes next; or none. What vendors say besides (`tracestate`) is
 /// not carried on.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -43,6 +46,10 @@ impl Parent {
             fn keys(&self) -> Vec<&str> {
                 vec![TRACEPARENT]
             }
+        }
+        // The library takes a cut one.
+        if traceparent.len() < TRACEPARENT_BYTES {
+            return Self::NONE;
         }
         let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &One(traceparent));
         Self::of(context.span().span_context())
