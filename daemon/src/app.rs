@@ -210,9 +210,7 @@ impl RunningApp {
         let stack_slot = Arc::new(OnceLock::new());
         let Guards { access, tls } = Guards::load(&config)?;
         metrics.count_access(&access);
-        if let Some(tls) = &tls {
-            metrics.watch_certificates(tls);
-        }
+        tls.iter().for_each(|tls| metrics.watch_certificates(tls));
         let trace = Tracer::open(&config.trace, "tenderd", &config.name)?;
         metrics.count_spans(&trace);
         let admin = open_admin(&doors, || Sources {
