@@ -101,7 +101,7 @@ mod tests {
         fn a_copy_brings_every_byte_and_touches_no_other(
             from in 0usize..200, to in 0usize..200, len in 0usize..5000,
         ) {
-            let source: Vec<u8> = (0..from + len).map(|i| (i * 31 % 251) as u8).collect();
+            let source: Vec<u8> = (0..=250u8).cycle().take(from + len).collect();
             let mut target = vec![0xEE; to + len + 100];
             let mut stream = Stream::new();
             // SAFETY: both ranges lie in vectors of their own.
