@@ -207,8 +207,12 @@ impl Publisher {
     /// The generation of what is stored in an epoch. The directory is asked where that is not known.
     async fn generation(&self, namespace: NamespaceDigest, epoch: u32) -> Result<Option<u64>, LinkError> {
         if self.generations.current(namespace).is_none() {
-            let seen = self.directory.generation(namespace, Instant::now() + self.timeout).await?;
-            self.heard(namespace, seen).await?;
+            match self.directory.generation(namespace, Instant::now() + self.timeout).await {
+                Ok(seen) => self.heard(namespace, seen).await?,
+                // It says nothing about the other namespaces of a batch, which go on.
+                Err(LinkError::Damaged) => return Ok(None),
+                Err(error) => return Err(error),
+            }
         }
         Ok(self.generations.of(namespace, epoch))
     }
