@@ -3,7 +3,7 @@
 #
 #   scripts/flamegraph.sh PART [ARGUMENTS OF tender bench...]     PART: shm, tcp, lookups
 #
-# docs/flame-*.svg are such drawings; copy a new one over the old when what it shows has changed.
+# Stacks of Rust code are whole only in programs that were built with RUSTFLAGS="-C force-frame-pointers=yes".
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
